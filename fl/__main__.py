@@ -11,16 +11,16 @@ from fl.base.console import guarded
 from fl.base.plugins import declared
 
 COMMANDS = {
-    "compare": ("fl.compare", "Compare runs in one figure and one table"),
-    "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
-    "export": ("fl.export", "Write the trained model of a run into a file or folder"),
-    "landscape": ("fl.landscape", "Loss landscapes around trained models"),
     "run": ("fl.run", "Train federated models"),
+    "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
+    "compare": ("fl.compare", "Compare runs in one figure and one table"),
     "structure": ("fl.structure", "Which clients share models, beside the truth"),
+    "landscape": ("fl.landscape", "Loss landscapes around trained models"),
+    "export": ("fl.export", "Write the trained model of a run into a file or folder"),
     "surgery": ("surgery.__main__", "Operate on models and checkpoints"),
     "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),
 }
-"""Name -> the module whose `main` carries it out, and what it does."""
+"""Name -> the module whose `main` carries it out, and what it does; in the order in which people need them."""
 COMMANDS |= declared("fl.commands", "COMMANDS", tuple)  # of extensions
 
 

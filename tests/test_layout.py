@@ -194,6 +194,7 @@ def test_nothing_lies_at_the_root_that_does_not_belong_there():
         "CITATION.cff",
         "CONTRIBUTING.md",
         "LICENSE",
+        "MANIFEST.in",
         "README.md",
         "mkdocs.yml",
         "pyproject.toml",

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def pages() -> tuple[dict[str, str], dict[str, Path]]:
     return texts, files
 
 
+def site_name(name: str) -> str:
+    """With the version, which the header of every page shows."""
+    return f"{name} {tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}"
+
+
 def navigation(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """That of mkdocs.yml, with the pages that are made of sources put into their parts."""
     for part in nav:
@@ -66,7 +72,7 @@ def write(folder: Path) -> None:
     }
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     site = {key: value for key, value in site.items() if key not in ("hooks", "docs_dir", "watch")}
-    site["nav"] = navigation(site["nav"])
+    site["nav"], site["site_name"] = navigation(site["nav"]), site_name(site["site_name"])
     python = next(one for one in site["plugins"] if "mkdocstrings" in one)["mkdocstrings"]["handlers"]["python"]
     python |= {"paths": [str(ROOT)]}
     python["options"]["extensions"] = [str(ROOT / path) for path in python["options"]["extensions"]]
@@ -81,8 +87,8 @@ def write(folder: Path) -> None:
 
 
 def on_config(config: Any) -> Any:
-    """mkdocs asks for the navigation."""
-    config.nav = navigation(config.nav)
+    """mkdocs asks for the navigation and the name."""
+    config.nav, config.site_name = navigation(config.nav), site_name(config.site_name)
     return config
 
 
@@ -112,10 +118,7 @@ def _for_the_site(text: str, source: str) -> str:
     def unlinked(found: re.Match) -> str:
         return found[1] if (ROOT / _target(source, found[3])).is_dir() else found[0]
 
-    text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
-    if here == "":  # a tab with nothing beside it: let it have the room
-        text = f"---\nhide: [navigation]\n---\n{text}"
-    return text
+    return _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
 
 
 def _name(path: str) -> str:

@@ -1,29 +1,29 @@
-"""Reference pages of the rooms, folders within `surgery` and `fl`: each is made of the docstrings of its files."""
+"""Reference pages of the rooms, folders within `surgery` and `fl`: each is made of the docstrings of its files.
+
+They are apart from the public names, in the navigation and in the search, which would find each name twice.
+"""
 
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SECTION = "Reference"
-"""The part of the navigation that these pages are put into, each below the page of its package."""
+"""The part of the navigation that these pages are put into."""
+PACKAGES = ("surgery", "fl")
+_UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def navigation(section: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part, with the rooms of a package below its page."""
-    packages = [package for page in section for package in page]
-    return [
-        {package: [page[package], *({f"{package}.{room.name}": _page(room)} for room in _rooms(package))]}
-        if _rooms(package)
-        else page
-        for package, page in zip(packages, section, strict=True)
-    ]
+    """The part, with the rooms of each package at its end."""
+    rooms = {package: [{f"{package}.{room.name}": _page(room)} for room in _rooms(package)] for package in PACKAGES}
+    return [*section, {"Internals": [{package: its} for package, its in rooms.items()]}]
 
 
 def pages() -> dict[str, str]:
     """What each room's `__init__` says, then its files in alphabetical order."""
     return {
-        _page(room): f"# {package}.{room.name}\n\n" + "\n".join(map(_entry, _modules(room)))
-        for package in ("fl", "surgery")
+        _page(room): f"{_UNSEARCHED}# {package}.{room.name}\n\n" + "\n".join(map(_entry, _modules(room)))
+        for package in PACKAGES
         for room in _rooms(package)
     }
 

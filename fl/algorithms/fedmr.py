@@ -13,7 +13,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.secure_round import secure_steps
 from fl.base.errors import naming
-from fl.base.settings import Natural, Share, number, one_of
+from fl.base.settings import Natural, Rare, Share, number, one_of
 from fl.data.inputs import map_inputs
 from fl.federation import Federation
 from surgery import Stack, broadcast, layers, permutations, segments, shuffle, stack, unstack
@@ -32,11 +32,11 @@ class FedMROptions:
     stage1_rounds: Natural = 0
     """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
     VGG-16, 0 for the CNN)"""
-    secure: Annotated[int, number(int, least=0, most=100)] = 0
+    secure: Annotated[int, number(int, least=0, most=100), Rare()] = 0
     """repeats of secure recombination among the clients before they upload, so that the server receives recombined
     models only (Appendix B); 0: none; needs the extra `secure`; a client then uploads its number of pieces times the
     longest piece (VGG-16 for CIFAR-10: 14.5 times its model), and passes all that it has on once more in each repeat"""
-    align: bool = False
+    align: Annotated[bool, Rare()] = False
     """permute the hidden widths of the clients' models so that they match the first one's, before they are averaged and
     recombined (Git Re-Basin, Ainsworth et al., 2023); each model computes what it did"""
 

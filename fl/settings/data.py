@@ -41,7 +41,7 @@ class DataSettings(Topic):
     """A data set, its partition over clients, and what they hold out."""
 
     dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
-    samples: Natural = 0
+    samples: Annotated[Natural, Rare()] = 0
     """share out only this many samples, drawn at random; 0 is all"""
     partition: Annotated[_Partition, tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = Chosen(
         "dirichlet", KINDS["dirichlet"].options

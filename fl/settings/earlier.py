@@ -46,8 +46,12 @@ def check_renamed(flags: Iterable[str]) -> None:
 
 
 def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by flag that a checkpoint keeps, where earlier versions named several methods and seeds."""
-    found = dict(settings)
+    """Return the settings by flag that a checkpoint keeps, which may be of an earlier version, as flags of now.
+
+    >>> flags({"joining": 0.1, "seeds": [3], "algorithm": ["fedmr"]})
+    {'presence.joining': 0.1, 'algorithm': 'fedmr', 'seed': 3}
+    """
+    found = {_RENAMED.get(name, name): value for name, value in settings.items()}
     if "seeds" in found:
         (found["seed"],) = found.pop("seeds")
     if isinstance(found.get("algorithm"), list):

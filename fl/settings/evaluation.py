@@ -29,7 +29,7 @@ class EvaluationSettings(Topic):
     best_by: Annotated[str, Rare(), tyro.conf.arg(metavar="COLUMN")] = "auto"
     """column of metrics.csv by which --patience, --keep-best and the summary find the best round, such as f1, loss or
     test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
-    keep_best: bool = False
+    keep_best: Annotated[bool, Rare()] = False
     """keep the model of the best evaluated round as well, for `fl.load_model(folder, best=True)`"""
     checkpoint_every: Annotated[AtLeast1, Rare()] = 10
     """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""

@@ -52,7 +52,7 @@ class ClientSettings(Topic):
 
     number: Annotated[AtLeast1, Named("clients")] = Default(20)
     """number of clients that share out the training data; without this flag at least --participants"""
-    participation: Share = 0.0
+    participation: Annotated[Share, Rare()] = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
     participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
     """how many clients train in a round; without this flag all clients where there are fewer than 5"""
