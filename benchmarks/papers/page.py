@@ -30,8 +30,9 @@ python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
 python -m benchmarks.papers --page
 ```
 
-Stored runs alone make this page. A row is a cell: `python -m benchmarks.papers ID` runs it. Numbers in brackets count
-seeds. [papers.csv](papers.csv) has every method of every cell, with settings, deviations, dates and machines.
+Stored runs alone make this page. A row is a cell, which `python -m benchmarks.papers ID` runs, or the cells of several
+data sets (`...`). Numbers in brackets count seeds.
+[papers.csv](papers.csv) has every method of every cell, with settings, deviations, dates and machines.
 
 | verdict | rule |
 |---|---|
@@ -156,7 +157,9 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
     shown = [one for one in begun if one.cell.place != OWN]
     if shown:
         heads = ("cell", "compared", "paper", "ours", "rounds", "verdict")
-        parts.append(_table(heads, [row for one in shown for row in _rows(one)]))
+        lone = [one for one in shown if one.short or {c.kind for c in one.cell.comparisons} - {"ratio", "drop"}]
+        rows = [row for one in lone for row in _rows(one)]
+        parts.append(_table(heads, rows + _ratios([one for one in shown if one not in lone])))
     own = [one for one in begun if one.cell.place == OWN]
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
@@ -212,6 +215,30 @@ def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
     if comparison.band and comparison.kind != "above":
         return f"{comparison.band[0]:.2f} to {comparison.band[1]:.2f}"
     return "in words"
+
+
+def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """A line for the ratios that have one range in the paper, over data sets and networks."""
+    groups: dict[tuple[str, ...], list[tuple[str, Result, str]]] = {}
+    for one in results:
+        start, *middle, spread_of_data, mode = one.cell.id.removeprefix(f"{one.cell.paper}.").split(".")
+        for comparison, values, word in zip(one.cell.comparisons, one.values, one.verdicts):
+            if values:
+                what = comparison.what.replace(" in %", "").split(", ")
+                key = (start, f"{spread_of_data}.{mode}", f"{what[0]}, {what[-1]}", _published(comparison, values))
+                ours = f"{'.'.join(middle)} {_ours(one, comparison, values)}"
+                groups.setdefault(key, []).append((ours, one, word))
+    rows = []
+    for (start, end, what, paper), members in groups.items():
+        words = [word for _, _, word in members]
+        rounds = sorted({one.rounds for _, one, _ in members})
+        cells_of_it = f"`{members[0][1].cell.paper}.{start}` ... `{end}`"
+        rows.append((
+            cells_of_it, what, paper, "<br>".join(ours for ours, _, _ in members),
+            " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
+            "<br>".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
+        ))  # fmt: skip
+    return rows
 
 
 def _ours(one: Result, comparison: Comparison, values: dict[str, list[float]]) -> str:
