@@ -160,7 +160,7 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         lone = [one for one in shown if one.short or {c.kind for c in one.cell.comparisons} - {"ratio", "drop"}]
         rows = [row for one in lone for row in _rows(one)]
         parts.append(_table(heads, rows + _ratios([one for one in shown if one not in lone])))
-    own = [one for one in begun if one.cell.place == OWN]
+    own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
     waiting = [one.cell for one in results if one not in begun and one.cell.arms and one.cell.place != OWN]
