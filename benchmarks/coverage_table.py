@@ -69,7 +69,7 @@ REFUSALS = {
     "another number of blocks|run where|use_cache": "the forward pass depends on the number of blocks",
     "cannot be reached": "the target cannot be reached: its widths are at their floor",
     "would compute something else of repeated positions": "an operation changes what repeated positions compute",
-    "does not run (with fewer|wider|with narrow)": "the forward pass has a size written into it",
+    "does not run (with fewer|wider|with narrow)": "the code there does not run with another size",
     "are one tensor, which both makes": "tied weights make the width and read it: untie them",
 }  # fmt: skip
 """From a pattern of reasons to the wording that a row shows for all of them."""
