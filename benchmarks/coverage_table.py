@@ -1,10 +1,12 @@
 """The tables of docs/results/surgery.md and models.md, from what benchmarks/coverage.py has stored.
 
 python benchmarks/coverage_table.py > table.md
-python benchmarks/coverage_table.py --support --results FOLDER   # between the marks of models.md, and the JSON beside
+python benchmarks/coverage_table.py --support --results FOLDER   # between the marks of models.md, and models.csv
 """
 
 import argparse
+import csv
+import io
 import json
 import re
 import sys
@@ -29,7 +31,10 @@ OPERATIONS = {
     "torch_pruning": "torch-pruning alone",
 }  # fmt: skip
 LONGEST = 150  # characters of a reason
+SHOWN = 4  # models that a row names
+COMMON = 5  # models that share a reason why widths stay whole, for a row of its own
 PAGE = Path(__file__).parents[1] / "docs/results/models.md"
+EACH = PAGE.with_suffix(".csv")
 SUPPORT = "coverage-support.json"
 MARKS = ("<!-- made by benchmarks/coverage_table.py --support -->", "<!-- end -->")
 FAMILIES = {
@@ -54,6 +59,20 @@ VERDICTS = {
 }  # fmt: skip
 """By how a result begins. What "ok" means is in what was compared and logged: see `verdict`."""
 WHOLE = re.compile(r"stays whole: (.*)")
+REFUSALS = {
+    "quantised weights": "quantised weights: convert the model to float first",
+    "its constructor takes no widths": "the constructor takes no widths: `plan.build` and the state restore the model",
+    "in a model made from its configuration": "the configuration cannot say these sizes: the plan and the state can",
+    "from_pretrained": "`from_pretrained` does not give the saved model",
+    "no width may be put in another order": "no width may be put in another order",
+    r"no section has a block|no section with a block": "no section has a block that may be repeated",
+    "another number of blocks|run where|use_cache": "the forward pass depends on the number of blocks",
+    "cannot be reached": "the target cannot be reached: its widths are at their floor",
+    "would compute something else of repeated positions": "an operation changes what repeated positions compute",
+    "does not run (with fewer|wider|with narrow)": "the code there does not run with another size",
+    "are one tensor, which both makes": "tied weights make the width and read it: untie them",
+}  # fmt: skip
+"""From a pattern of reasons to the wording that a row shows for all of them."""
 
 
 def main() -> None:
@@ -67,7 +86,9 @@ def main() -> None:
     text = (options.results / SUPPORT).read_text()
     (RESULTS / SUPPORT).write_text(text)
     before, _, after = PAGE.read_text().partition(MARKS[0])
-    made = support_tables(json.loads(text), models.suite("support"))
+    names = models.suite("support")
+    made = support_tables(json.loads(text), names)
+    EACH.write_text(each_model(json.loads(text), names))
     PAGE.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after.partition(MARKS[1])[2]}")
 
 
@@ -87,41 +108,86 @@ def tables(folder: Path) -> str:
 
 
 def support_tables(found: dict, names: list[str]) -> str:
-    """How many models of each family an operation handles, what it refuses and why, and one row a model, folded.
+    """How many models of each family an operation handles, and what is refused, stays whole or was not built, and why.
 
     Args:
         found: what is stored.
         names: all models of the suite, those included that have not been run yet.
     """
-    stored_rows = {row["name"]: row for row in found["rows"]}
-    every = [stored_rows.get(name, {"name": name, "result": {}}) for name in names]
+    every = stored_rows(found, names)
     absent = {row["name"]: reason(why) for row in every for why in row["result"].values() if why.startswith("NotBuilt")}
     rows = [row for row in every if row["name"] not in absent]
     by_family: dict[str, list[dict]] = {name: [] for name in FAMILIES}
     for row in rows:
         by_family[family_of(row["name"])].append(row)
-    heads = [f"{FAMILIES[name]} ({len(group)})" for name, group in by_family.items() if group]
-    numbers = [[cell(group, operation) for operation in JUDGED] for group in by_family.values() if group]
-    summary = table(["models", *(f"`{o}`" for o in JUDGED)], [[a, *b] for a, b in zip(heads, numbers)])
-    whole = [[f"`{row['name']}`", *verdicts(row)] for row in rows if row["result"]]
-    stored = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    summary = [
+        [f"{FAMILIES[name]} ({len(group)})", *(cell(group, operation) for operation in JUDGED)]
+        for name, group in by_family.items()
+        if group
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     run = sum(bool(row["result"]) for row in rows)
     parts = [
-        f"{stored}. {run} of {len(rows)} models judged by one operation or more, {len(absent)} not built.",
-        summary,
+        f"{versions}. {run} of {len(rows)} models judged by one operation or more, {len(absent)} not built.",
+        table(["models", *(f"`{o}`" for o in JUDGED)], summary),
+        "## What is refused",
+        table(["operation", "why", "models"], reasons(rows)),
+        "## Which widths stay whole",
+        table(["why", "`narrow`", "`prune`", "`widen`", "for example"], whole_widths(rows)),
     ]
-    parts += ["## What is refused, and why", table(["operation", "models", "for example", "why"], reasons(rows))]
-    parts += ["## What stays whole, and why", table(["operation", "models", "for example", "why"], whole_widths(rows))]
     if wrong := [[f"`{row['name']}`", f"`{o}`", shortened(row["result"][o])] for row, o in of(rows, "wrong", "error")]:
         parts += ["## What goes wrong", table(["model", "operation", "what"], wrong)]
     if absent:
-        parts += [
-            "## Not built",
-            table(["model", "why"], [[f"`{name}`", shortened(why)] for name, why in absent.items()]),
-        ]
-    each = table(["model", *(f"`{o}`" for o in JUDGED)], whole)
-    parts += ["## Each model", f'<details markdown="1"><summary>{len(whole)} models</summary>\n\n{each}\n\n</details>']
+        kinds: dict[str, list[str]] = {}
+        for name, why in absent.items():
+            kinds.setdefault(kind_of_absence(why), []).append(name)
+        lines = [[why, counted(group)] for why, group in sorted(kinds.items(), key=lambda one: -len(one[1]))]
+        parts += ["## Not built", table(["why", "models"], lines)]
     return "\n\n".join(parts)
+
+
+def stored_rows(found: dict, names: list[str]) -> list[dict]:
+    """Return the stored row of each model, an empty one where it was not run."""
+    rows = {row["name"]: row for row in found["rows"]}
+    return [rows.get(name, {"name": name, "result": {}}) for name in names]
+
+
+def each_model(found: dict, names: list[str]) -> str:
+    """Return CSV with a row a model: its verdicts, and why an operation refuses it or leaves widths whole."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["model", *JUDGED, "why"])
+    for row in sorted(stored_rows(found, names), key=lambda row: row["name"]):
+        reasons_given: dict[str, list[str]] = {}
+        for operation in JUDGED:
+            for why in why_not(row, operation):
+                reasons_given.setdefault(shortened(why), []).append(operation)
+        why = "; ".join(f"{', '.join(operations)}: {text}" for text, operations in reasons_given.items())
+        writer.writerow([row["name"], *verdicts(row), why])
+    return file.getvalue()
+
+
+def why_not(row: dict, operation: str) -> list[str]:
+    """Return why an operation does not handle a model, or not all of its widths."""
+    if verdict(row, operation) in ("refused", "plan only", "not built", "wrong", "error"):
+        return [reason(row["result"][operation])]
+    return why_whole(row, operation) if operation in ("narrow", "prune", "widen") else []
+
+
+def kind_of_absence(why: str) -> str:
+    """Return the reason why a model was not built, alike for models that differ in names and numbers."""
+    if found := re.search(r"requires the (\w+) library", why):
+        return f"needs the library {found[1]}"
+    return (
+        "too many parameters" if why.endswith("parameters") else "its code fails on our small configuration or inputs"
+    )
+
+
+def counted(names: list[str]) -> str:
+    """`7: a, b, ...`: how many models, and the first of them, each once."""
+    each = list(dict.fromkeys(names))
+    more = ", ..." if len(each) > SHOWN else ""
+    return f"{len(each)}: " + ", ".join(f"`{name}`" for name in each[:SHOWN]) + more
 
 
 def family_of(name: str) -> str:
@@ -173,12 +239,24 @@ def reason(why: str) -> str:
 
 def reasons(rows: list[dict]) -> list[list[str]]:
     """The reasons of refusals, alike ones (but for names and numbers) as one, the most frequent first."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    groups: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for row, operation in of(rows, "refused", "plan only"):
-        why = reason(row["result"][operation])
-        groups.setdefault((operation, alike(why)), []).append((row["name"], why))
-    ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
-    return [[f"`{o}`", str(len(found)), f"`{found[0][0]}`", shortened(found[0][1])] for (o, _), found in ordered]
+        kind, text = kind_of_refusal(reason(row["result"][operation]))
+        key = (verdict(row, operation), kind)
+        groups.setdefault(key, []).append((operation, row["name"], text))
+    lines = []
+    for found in sorted(groups.values(), key=lambda one: -len({name for _, name, _ in one})):
+        operations = [o for o in JUDGED if o in {operation for operation, _, _ in found}]
+        lines.append([", ".join(f"`{o}`" for o in operations), found[0][2], counted([name for _, name, _ in found])])
+    return lines
+
+
+def kind_of_refusal(why: str) -> tuple[str, str]:
+    """Return a key that alike refusals share, and the wording that a row shows."""
+    for text in REFUSALS:
+        if re.search(text, why):
+            return text, REFUSALS[text]
+    return alike(why), shortened(why)
 
 
 def why_whole(row: dict, operation: str) -> list[str]:
@@ -188,16 +266,19 @@ def why_whole(row: dict, operation: str) -> list[str]:
 
 
 def whole_widths(rows: list[dict]) -> list[list[str]]:
-    """The reasons why widths stay as they are though the operation succeeds, the most frequent first."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    """The common reasons why widths stay as they are though the operation succeeds, the most frequent first."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
     for row, operation in of(rows, "some whole", "not compared"):
         for why in why_whole(row, operation):
-            groups.setdefault((operation, alike(why)), []).append((row["name"], why))
-    ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
-    return [
-        [f"`{o}`", str(len({n for n, _ in names})), f"`{names[0][0]}`", shortened(names[0][1])]
-        for (o, _), names in ordered
-    ]
+            kind, text = kind_of_refusal(why)
+            groups.setdefault(kind, []).append((operation, row["name"], text))
+    lines = []
+    for found in groups.values():
+        models_of = {o: {name for operation, name, _ in found if operation == o} for o in ("narrow", "prune", "widen")}
+        if len({name for _, name, _ in found}) >= COMMON:
+            counts = [len(names) for names in models_of.values()]
+            lines.append([found[0][2], *map(str, counts), f"`{found[0][1]}`"])
+    return sorted(lines, key=lambda line: -max(map(int, line[1:4])))
 
 
 def alike(why: str) -> str:

@@ -1,8 +1,8 @@
 """Make the pictures of these pages again: `python docs/pictures.py NAME...`.
 
 Each is what the commands beside its name leave behind; they run in a folder of their own. Those of the longest runs are
-drawn from stored rows (docs/stored.py, docs/fedfa_attack.py). The others take up to ten minutes of two CPU cores, and
-those that train on Fashion-MNIST read $FL_DATA_ROOT.
+drawn from stored rows (docs/stored.py, docs/fedfa_attack.py, docs/papers.py). The others take up to ten minutes of two
+CPU cores, and those that train on Fashion-MNIST read $FL_DATA_ROOT.
 """
 
 import os
@@ -30,6 +30,7 @@ STORED = f"python {DOCS}/stored.py"
 RIVALS = f"{STORED} runs/rivals fashion-mnist-rivals"
 CLUSTERS = f"{STORED} runs/clusters femam/clusters femam-fashion-mnist"
 ATTACK = f"python {DOCS}/fedfa_attack.py"
+PAPERS = f"python {DOCS}/papers.py"
 PICTURES = {
     "hero": Picture(f"python {DOCS}/hero.py hero.png", "hero.png"),
     "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
@@ -76,6 +77,7 @@ PICTURES = {
     ),
     "fedfa-attack": Picture(f"{ATTACK} share share.png", "share.png"),
     "fedfa-lambda": Picture(f"{ATTACK} lambda lambda.png", "lambda.png"),
+    **{f"papers-{name}": Picture(f"{PAPERS} {name} paper.png", "paper.png") for name in ("fedmr", "femam", "fedfa")},
 }
 
 

@@ -200,9 +200,14 @@ def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
         in text
     )
     assert "3 of 4 models judged by one operation or more, 1 not built." in text
-    assert "| `narrow` | 2 | `timm:b` | no rule for x.1 |" in text
+    assert "| `narrow` | no rule for x.1 | 2: `timm:b`, `timm:d` |" in text
     assert "| `timm:b` | `prune` | other numbers |" in text
-    assert "| `timm:c` | no library |" in text
+    assert "| its code fails on our small configuration or inputs | 1: `timm:c` |" in text
+    lines = coverage_table.each_model({"versions": {}, "rows": rows}, names).splitlines()
+    assert lines[0] == "model,narrow,prune,graft,permute,align,widen,save,why"
+    assert lines[2] == (
+        "timm:b,refused,wrong,not run,not run,not run,not run,not run,narrow: no rule for x.1; prune: other numbers"
+    )
 
 
 def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
@@ -212,8 +217,14 @@ def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
     row["notes"] = {"narrow": [note], "widen": ["a checkpoint does not fit"]}
     found = [coverage_table.verdict(row, operation) for operation in ("narrow", "prune", "widen", "align", "save")]
     assert found == ["some whole", "not compared", "ok", "in part", "not run"]
-    text = coverage_table.support_tables({"versions": {}, "rows": [row]}, ["timm:a"])
-    assert "| `narrow` | 1 | `timm:a` | the order matters |" in text
+    rows = [{**row, "name": f"timm:{number}"} for number in range(coverage_table.COMMON)]
+    text = coverage_table.support_tables({"versions": {}, "rows": rows}, [row["name"] for row in rows])
+    assert "| the order matters | 5 | 0 | 0 | `timm:0` |" in text
+    assert "the order matters" not in coverage_table.support_tables({"versions": {}, "rows": rows[1:]}, ["timm:1"])
+    each = coverage_table.each_model({"versions": {}, "rows": rows[1:]}, ["timm:1"])
+    assert each.endswith(
+        "timm:1,some whole,not compared,not run,not run,in part,ok,not run,narrow: the order matters\n"
+    )
 
 
 def test_a_width_that_stays_whole_is_counted():
@@ -281,6 +292,7 @@ def test_the_page_of_models_has_the_tables_of_what_is_stored():
     page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
     found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
     assert coverage_table.support_tables(found, suite("support")) in page.read_text()
+    assert coverage_table.each_model(found, suite("support")) == coverage_table.EACH.read_text()
 
 
 @pytest.mark.slow

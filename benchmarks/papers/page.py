@@ -1,16 +1,24 @@
-"""Write docs/results/papers.md: which of each paper's tables and figures hold, from the stored runs alone."""
+"""Write docs/results/papers.md and papers.csv: which of the papers' tables and figures hold, from stored runs alone."""
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.papers import CLAIMS, Claim, cells
-from benchmarks.papers.cell import OWN, PAPERS, SMALLER, Cell, Comparison
+from benchmarks.papers.cell import OWN, PAPERS, SMALLER, Comparison
 from benchmarks.papers.stored import ROOT, STORE, Stored
 from benchmarks.papers.verdict import NOT_RUN, VERDICTS, Result, ratio_of, result, spread
 from fl.base.files import write_text
 
 PAGE = ROOT / "docs/results/papers.md"
+TABLE = "papers.csv"
+"""Beside the page: each method of each cell."""
+_COLUMNS = (
+    "cell", "place", "settings", "compared", "method", "paper", "mean", "deviation", "seeds", "diverged",
+    "rounds", "of", "verdict", "made",
+)  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
 ```sh
@@ -18,56 +26,49 @@ _INTRO = """# Which results of the papers hold
 python -m benchmarks.papers
 # run a part of a cell, or resume it
 python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
-python -m benchmarks.papers femam.figure5a --seeds 0
-# only make this page again
+# only make this page and its table again
 python -m benchmarks.papers --page
 ```
 
-`python -m benchmarks.papers` makes this page from the runs in
-[benchmarks/results/papers](../../benchmarks/results/papers); nothing in it is typed by hand. The first column of each
-table has the `ID` that `python -m benchmarks.papers ID` runs. Numbers alone decide a verdict:
+Stored runs alone make this page. A row is a cell, which `python -m benchmarks.papers ID` runs, or the cells of several
+data sets (`...`). Numbers in brackets count seeds.
+[papers.csv](papers.csv) has every method of every cell, with settings, deviations, dates and machines.
 
-- **reproduced**: the paper's method and at least one other were run. Each is within one point of the paper's number,
-  or within the sum of both standard deviations if that is more. A ratio is within the range of the paper's text, give
-  or take 0.01.
-- **ordering reproduced**: the paper's method is ahead of the others that were run, or behind them, as in the paper.
-- **not reproduced**: neither.
-- **not run**: not yet, or with fewer rounds than the paper's; the result of fewer rounds stands beside it.
-- **cannot be known**: the paper has an image there, and no number in its text.
+| verdict | rule |
+|---|---|
+| reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
+| ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
+| not reproduced | neither |
+| not run | not yet, or with fewer rounds than the paper's |
+| cannot be known | the paper has an image and no number |
 
-How verdicts combine:
-
-- A claim of an abstract has the worst verdict of its cells. If the paper leaves settings open and a cell was run in
-  several, the best verdict counts; the line names these settings and the rivals that were run.
-- `(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's. They count for
-  a claim only while none of the paper's own cells has been run. Of those about FedMR's directions and flatness only the
-  ones with CIFAR-10 and 500 rounds count.
-- Runs made "before there were cells" are older than this page. Numbers in brackets count seeds.
+Rivals that diverged are left out of a verdict: no method beats them. A claim has the worst verdict of its cells.
+`other settings` are smaller data, models or rounds than the paper's. They count for a claim only while none of the
+paper's own cells was run.
 
 Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
 """
 _LEGEND = {
-    "fedmr": "Rows without settings use those of the paper's text: momentum 0.9, McMahan's CNN, layers as units, and "
-    "500 rounds, which the text does not state. The released code has momentum 0.5, LeNet and tensors as units.",
-    "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
-    "proportion, and all methods have equally many rounds.",
-    "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
-    "reconstruction, and ranges are from the text, over all models and data sets. Lambda 20 is the paper's, 5 is "
-    "ours. A ratio of drops says little where an attack leaves both methods at chance, or costs both next to nothing.",
-    "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict "
-    "one another (see the recipe `heterofl-cifar10-a-e`); there clients sample a new width in every round.",
-    "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits (table 2): DepthFL, "
-    "without distillation (FedAvg), HeteroFL by width, and a to d. In a to d all clients that can afford it have one "
-    "depth (table 3 has their last exit alone). The baseline's DepthFL has FedDyn's regulariser as well, which is left "
-    "out here; its exits are deeper. In table 3 the baseline's InclusiveFL reaches 47.61, 53.88, 59.48 and 60.46 from "
-    "the first classifier to the fourth. It trains only the last exit of each model, which no method here does.",
-    "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side; "
-    "`python -m benchmarks.papers.adapters` trains their base first. 1,000 other images of CIFAR-10 test. Layers qkv, "
-    "fc1 and fc2 have adapters (LoRA). A new classifier is trained whole with them and counts as traffic. "
-    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`. In `heterofl` clients count alike, and a "
-    "class's row of the classifier is averaged over the clients that have the class. In `heterofl_weighted` it is "
-    "averaged over all, and clients count by their samples. Learning rate, momentum and batch size are equal for all.",
+    "fedmr": "Rows without settings follow the paper's text: momentum 0.9, McMahan's CNN, layers as units, and 500 "
+    "rounds, which the text does not state.",
+    "femam": "`-released` are the released code's options. With fewer rounds than 700 all levels become shorter. The "
+    "best rival is the best method that did not diverge.",
+    "fedfa": "The paper's numbers, networks and settings are images: settings are a reconstruction, and ranges are "
+    "from the text. Lambda 20 is the paper's, 5 is ours. A ratio of drops says little where an attack leaves both "
+    "methods at chance.",
+    "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict one "
+    "another.",
+    "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits. FedDyn's regulariser "
+    "is left out here.",
+    "adapters": "[Aggregators of adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side; the base "
+    "is trained first. `fedit` is `fedavg`; `ffa_lora` trains B alone; `heterofl_weighted` counts clients by their "
+    "samples. Traffic is in [papers.csv](papers.csv).",
 }  # fmt: skip
+_PICTURES = {
+    "fedmr": "FedMR's Table 1 on CIFAR-10: the paper's means and deviations, and each seed of ours",
+    "femam": "Accuracy of FeMAM and its rivals in each setting, each seed of ours",
+    "fedfa": "FedFA's accuracy divided by its rival's: the paper's ranges, and ours",
+}
 
 
 def page(store: Path = STORE) -> str:
@@ -79,9 +80,32 @@ def page(store: Path = STORE) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def table(store: Path = STORE) -> str:
+    """CSV with a row for each method of each comparison of the cells that were run. Raises FLError as `page` does."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for cell in cells().values():
+        one = result(cell, store)
+        for comparison, values, verdict in zip(cell.comparisons, one.values, one.verdicts):
+            published = dict(zip(comparison.arms, comparison.published)) or dict.fromkeys(
+                comparison.arms, "" if comparison.band is None else "{} to {}".format(*comparison.band)
+            )
+            for name, numbers in values.items():
+                runs = [run for run in one.stored if run.run == cell.arm(name).run]
+                writer.writerow((
+                    cell.id, cell.place, cell.settings, comparison.what, name, published[name],
+                    f"{fmean(numbers):.4f}", f"{spread(numbers):.4f}" if len(numbers) > 1 else "", len(numbers),
+                    sum(bool(run.failed) for run in runs), one.rounds, one.asked,
+                    verdict, _made(runs),
+                ))  # fmt: skip
+    return file.getvalue()
+
+
 def write_page(store: Path = STORE) -> None:
-    """Write it, atomically."""
+    """Write the page and its table, atomically."""
     write_text(PAGE, page(store))
+    write_text(PAGE.with_name(TABLE), table(store))
 
 
 def said(one: Result) -> str:
@@ -110,93 +134,60 @@ def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     for smaller in (False, True):
         rows: dict[str, list[str]] = {}
         seeds: set[int] = set()
-        best: dict[str, Result] = {}
         for name, one in results.items():
             if claim.bears(name, smaller):
-                words = rows.setdefault(row := one.cell.row or name, [])
+                words = rows.setdefault(one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
-                    if not words or VERDICTS.index(one.verdicts[claim.at]) < min(map(VERDICTS.index, words)):
-                        best[row] = one
                     words.append(one.verdicts[claim.at])
                     seeds.update(map(len, one.values[claim.at].values()))
         if known := [min(words, key=VERDICTS.index) for words in rows.values() if words]:
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
-            cells = f"{len(rows)} cells in other settings" if smaller else f"the paper's {len(rows)} cells"
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
-            word = max(known, key=VERDICTS.index)
-            conditions = "" if smaller else f" ({_conditions(claim, list(best.values()))})"
-            return (
-                word + f" ({SMALLER})" * smaller,
-                f"{len(known)} of {cells} were run, {each} each{conditions}: {counts}",
-            )
+            word = max(known, key=VERDICTS.index) + f" ({SMALLER})" * smaller
+            return word, f"{len(known)} of {len(rows)} cells, {each} each: {counts}"
     return claim.word, claim.elsewhere
 
 
-def _conditions(claim: Claim, deciding: Sequence[Result]) -> str:
-    """In which settings a claim's cells were run, and beside which others, each with its number of cells."""
-    settings = dict.fromkeys(one.cell.settings for one in deciding if one.cell.settings)
-    others = [
-        name for one in deciding for name in one.cell.comparisons[claim.at].arms[1:] if one.values[claim.at].get(name)
-    ]
-    beside = ", ".join(f"{name} in {others.count(name)}" for name in dict.fromkeys(others))
-    return "; ".join([*settings, f"beside {beside}"])
-
-
 def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
+    """A paper's picture, its table of the cells that were run, our own questions, and how many cells wait."""
     begun = [one for one in results if one.begun and one.rounds]
-    own = [one for one in begun if one.cell.place == OWN]
     parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
-    smaller = [one for one in begun if one.cell.place == SMALLER]
-    theirs = [one for one in begun if one.cell.place not in (SMALLER, OWN)]
-    heads = ("where", "claim, settings", "paper", "ours", "rounds", "verdict")
-    for name, shown in (("the paper's cells", theirs), ("other settings", smaller)):
-        if shown:
-            rows = [row for one in shown for row in _rows(one)]
-            made = _made([run for one in shown for run in one.stored])
-            parts.append(f"### {title}: {name}\n\nMade {made}.\n\n{_table(heads, rows)}")
-    if own:
-        parts.append(f"### {title}: our own questions\n")
+    if paper in _PICTURES:
+        parts.append(f"![{_PICTURES[paper]}](../images/papers-{paper}.png)\n")
+    shown = [one for one in begun if one.cell.place != OWN]
+    if shown:
+        heads = ("cell", "compared", "paper", "ours", "rounds", "verdict")
+        lone = [one for one in shown if one.short or {c.kind for c in one.cell.comparisons} - {"ratio", "drop"}]
+        rows = [row for one in lone for row in _rows(one)]
+        parts.append(_table(heads, rows + _ratios([one for one in shown if one not in lone])))
+    own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
-    groups: dict[tuple[str, ...], list[Cell]] = {}
-    for one in results:
-        if one not in begun:
-            cell = one.cell
-            groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
-    rows = [_group(members, pattern, word) for (pattern, word), members in groups.items()]
-    if rows:
-        parts.append(
-            f"### {title}: not run, or an image\n\n{_table(('where', 'claim', 'cells', 'command', 'verdict'), rows)}"
-        )
+    waiting = [one.cell for one in results if one not in begun and one.cell.arms and one.cell.place != OWN]
+    images = [one.cell.place for one in results if not one.cell.arms]
+    if waiting:
+        counts = {
+            place: sum(cell.place == place for cell in waiting) for place in dict.fromkeys(c.place for c in waiting)
+        }
+        told = "; ".join(f"{place}: {count} cell{'s' * (count > 1)}" for place, count in counts.items())
+        parts.append(f"Not run: {told}.\n")
+    if images:
+        parts.append(f"Images, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
     return "\n".join(parts)
 
 
-def _group(members: Sequence[Cell], pattern: str, word: str) -> tuple[str, ...]:
-    """The line that cells of one pattern share: what they have in common."""
-    places, claims, settings = (
-        list(dict.fromkeys(getattr(cell, name) for cell in members if getattr(cell, name)))
-        for name in ("place", "claim", "settings")
-    )
-    claim = claims[0] + ", ..." * (len(claims) > 1)
-    if settings:
-        claim += f" ({settings[0]}{', ...' if len(settings) > 1 else ''})"
-    command = members[0].command or f"python -m benchmarks.papers {pattern.partition(' ')[0]}"
-    return ", ".join(places), claim, str(len(members)), f"`{command}`", word
-
-
 def _rows(one: Result) -> list[tuple[str, ...]]:
-    """A line for each comparison of a cell, of which the first says what the cell is."""
+    """A line for each comparison of a cell."""
     cell, rows = one.cell, []
-    where = f"`{cell.id}`" if cell.place == SMALLER else f"{cell.place}<br>`{cell.id}`"
-    claim = f"{cell.claim} ({cell.settings})" if cell.settings else cell.claim
     rounds = f"{one.rounds} of {one.asked}" if one.short else str(one.rounds)
-    failed = [run for run in one.stored if run.failed]
-    note = f"; {len(failed)} of the runs diverged" if failed else ""
     for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
         if values:
             shown = f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
-            first = ("", comparison.what) if rows else (where, f"{claim}: {comparison.what}")
-            rows.append((*first, _published(comparison, values), _ours(comparison, values), rounds, shown + note))
+            what = comparison.what.replace(" in %", "").split(", ")
+            what = [what[0], *what[-1:]] if len(what) > 1 and comparison.kind in ("ratio", "drop") else what[:1]
+            where = f"`{cell.id}`" if cell.place == SMALLER else f"{cell.place} `{cell.id}`"
+            numbers = _published(comparison, values), _ours(one, comparison, values)
+            rows.append(("" if rows else where, ", ".join(what), *numbers, rounds, shown))
     return rows
 
 
@@ -226,12 +217,43 @@ def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
     return "in words"
 
 
-def _ours(comparison: Comparison, values: dict[str, list[float]]) -> str:
-    lines = [f"{name} {_mean(values[name])}" for name in comparison.arms if name in values]
+def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """A line for the ratios that have one range in the paper, over data sets and networks."""
+    groups: dict[tuple[str, ...], list[tuple[str, Result, str]]] = {}
+    for one in results:
+        start, *middle, spread_of_data, mode = one.cell.id.removeprefix(f"{one.cell.paper}.").split(".")
+        for comparison, values, word in zip(one.cell.comparisons, one.values, one.verdicts):
+            if values:
+                what = comparison.what.replace(" in %", "").split(", ")
+                key = (start, f"{spread_of_data}.{mode}", f"{what[0]}, {what[-1]}", _published(comparison, values))
+                ours = f"{'.'.join(middle)} {_ours(one, comparison, values)}"
+                groups.setdefault(key, []).append((ours, one, word))
+    rows = []
+    for (start, end, what, paper), members in groups.items():
+        words = [word for _, _, word in members]
+        rounds = sorted({one.rounds for _, one, _ in members})
+        cells_of_it = f"`{members[0][1].cell.paper}.{start}` ... `{end}`"
+        rows.append((
+            cells_of_it, what, paper, "<br>".join(ours for ours, _, _ in members),
+            " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
+            "<br>".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
+        ))  # fmt: skip
+    return rows
+
+
+def _ours(one: Result, comparison: Comparison, values: dict[str, list[float]]) -> str:
+    """Our numbers: the ratio; else the paper's method, and the others, or of many the best one that did not diverge."""
+    counts = sorted({len(values[name]) for name in values})
     if comparison.kind in ("ratio", "drop") and len(values) == len(comparison.arms):
         means = {name: fmean(those) for name, those in values.items()}
-        lines.insert(0, f"{ratio_of(comparison, means):.2f}")
-    return "<br>".join(lines)
+        return f"{ratio_of(comparison, means):.2f} ({' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))})"
+    names = [name for name in comparison.arms if name in values]
+    if comparison.kind == "first" and len(names) > 2:
+        own, *others = names
+        sound = [name for name in others if not _diverged(one, name)] or others
+        best = (max if comparison.larger else min)(sound, key=lambda name: fmean(values[name]))
+        names = [own, best]
+    return "<br>".join(f"{name} {_mean(values[name])}" + ", diverged" * _diverged(one, name) for name in names)
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -244,23 +266,27 @@ def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}{wide} ({len(values)})"
 
 
-def _own(cells: Sequence[Result]) -> str:
-    """What cells of our own with one pattern measured, a table for each comparison: lines are arms, columns cells."""
-    first = cells[0].cell
-    parts = [
-        f"Our own, {first.claim}: mean over seeds, standard deviation and, in brackets, number of seeds. Made by "
-        f"`python -m benchmarks.papers ID` with {', '.join(one.cell.id for one in cells)}; "
-        f"{_made([run for one in cells for run in one.stored])}.\n"
-    ]
-    for at, comparison in enumerate(first.comparisons):
-        shown = [one for one in cells if one.values[at]]
-        heads = ("", *(f"{one.cell.settings}, {one.rounds} rounds" for one in shown))
-        names = [name for name in comparison.arms if any(name in one.values[at] for one in shown)]
-        rows = [
-            (name, *(_mean(those) if (those := one.values[at].get(name)) else "" for one in shown)) for name in names
-        ]
-        parts.append(f"{comparison.what[0].upper()}{comparison.what[1:]}:\n\n{_table(heads, rows)}")
-    return "\n".join(parts)
+def _own_mean(one: Result, name: str) -> str:
+    values = one.values[0].get(name)
+    return _mean(values) + ", diverged" * _diverged(one, name) if values else ""
+
+
+def _diverged(one: Result, name: str) -> bool:
+    """Whether a run of an arm diverged."""
+    return any(run.failed for run in one.stored if run.run == one.cell.arm(name).run)
+
+
+def _own(results: Sequence[Result]) -> str:
+    """What cells of our own with one pattern measured first: lines are arms, columns cells."""
+    first = results[0].cell
+    comparison = first.comparisons[0]
+    shown = [one for one in results if one.values[0]]
+    heads = ("", *(f"{one.cell.settings}, {one.rounds} rounds" for one in shown))
+    names = [name for name in comparison.arms if any(name in one.values[0] for one in shown)]
+    rows = [(name, *(_own_mean(one, name) for one in shown)) for name in names]
+    return (
+        f"Our own question: {first.claim.partition(':')[0]}. {comparison.what.capitalize()}:\n\n{_table(heads, rows)}"
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ The rules:
 - ratio, drop: *reproduced* if the ratio lies within the paper's range, give or take 0.01; *ordering reproduced* if it
   lies beyond its better end or on the better side of 1.
 - first, above: the paper's text has no number, only an order or a direction; *ordering reproduced* if ours is the same.
+- Runs of others that diverged are left out: no method is ahead of them, or behind.
 - Otherwise *not reproduced*; *not run* where a value is missing, *cannot be known* where the paper has an image alone.
 """
 
@@ -163,13 +164,23 @@ def result(cell: Cell, store: Path = STORE) -> Result:
     for rounds in sorted({n for arm in cell.arms for one in found[arm.name] for n in _ends(one, arm)}, reverse=True):
         chosen = {arm.name: _at(found[arm.name], arm, rounds) for arm in cell.arms}
         values = tuple(_values(one, chosen) for one in cell.comparisons)
-        verdicts = tuple(judge(one, those) for one, those in zip(cell.comparisons, values))
+        counted = {name: _counted(cell, name, those) for name, those in chosen.items()}
+        verdicts = tuple(judge(one, _values(one, counted)) for one in cell.comparisons)
         if whole(verdicts) != NOT_RUN:
             used = tuple(one for those in chosen.values() for one in those)
             best = Result(cell, rounds, asked, values, verdicts, used, True)
             break
     nothing = tuple({} for _ in cell.comparisons), (NOT_RUN,) * len(cell.comparisons)
     return best or Result(cell, 0, asked, *nothing, (), any(found.values()))
+
+
+def _counted(cell: Cell, name: str, stored: list[Stored]) -> list[Stored]:
+    """The runs of an arm that decide: all of the paper's own method, those of another one that did not diverge."""
+    if name.startswith(cell.paper) or name in {
+        one.arms[0] for one in cell.comparisons if one.kind in ("first", "above")
+    }:
+        return stored
+    return [one for one in stored if not one.failed]
 
 
 def _ends(one: Stored, arm: Arm) -> set[int]:

@@ -5,7 +5,8 @@ and a mkdocs.yml beside them, for any builder that reads Markdown: then `zensica
 
 Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
 links are written anew, and the files that pages link to (measurements, sources) are copied into it; folders, which it
-does not have, are named only. A picture links to itself, as on GitHub, so that a phone shows it large.
+does not have, are named only. A picture links to itself, as on GitHub, so that a phone shows it large. The list of
+models gets the script that filters it.
 """
 
 import os
@@ -28,6 +29,7 @@ FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHA
 
 _NAMED = re.compile(r"(?<!!)\[([^\[\]]*)\](\((?!\w+:|#)([^)#\s]+)\))")
 _PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+)\)$", flags=re.MULTILINE)
+_FILTER = '<div id="filter-models"></div>'
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -118,7 +120,8 @@ def _for_the_site(text: str, source: str) -> str:
     def unlinked(found: re.Match) -> str:
         return found[1] if (ROOT / _target(source, found[3])).is_dir() else found[0]
 
-    return _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
+    text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
+    return text.replace(_FILTER, f"{_FILTER}\n<script>\n{(ROOT / 'docs/hooks/models.js').read_text()}</script>")
 
 
 def _name(path: str) -> str:

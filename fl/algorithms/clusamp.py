@@ -20,7 +20,7 @@ from surgery.transfer import double, download, upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
-    """FedAvg whose clients are drawn from K distributions over similar clients; the K models have equal weights.
+    """FedAvg whose clients are sampled from K distributions over similar clients; the K models have equal weights.
 
     A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased. Clients
     are compared by the angle between their representative gradients, as in the paper's experiments (FedMR's released

@@ -35,9 +35,7 @@ class FedProtoOptions:
 
 
 def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> Algorithm:
-    """Train a model of its own on each client.
-
-    What is sent are prototypes, the mean representations of each class.
+    """Train a model of its own on each client, and send only prototypes, the mean representation of each class.
 
     A representation is what the layer is given that makes the logits. A participant minimises
 

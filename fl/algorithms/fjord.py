@@ -39,7 +39,7 @@ class FjORDOptions:
 
 
 def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
-    """Train the left-most channels of the model in every step, of a width that the client draws (ordered dropout).
+    """Train the left-most channels of the model in every step, of a width that the client samples (ordered dropout).
 
     The server averages each element over the clients that have it, by their samples. Clients' own widths, the most
     that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;

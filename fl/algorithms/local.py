@@ -12,7 +12,7 @@ from fl.federation.clients import CLIENTS
 
 
 def local(fed: Federation) -> Algorithm:
-    """Train on each client a personal model, which nobody else ever sees: nothing is sent.
+    """Train on each client a personal model, and send nothing.
 
     Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger.
 

@@ -1,0 +1,98 @@
+"""Draw a paper's results beside ours, from stored runs: `docs/papers.py fedmr|femam|fedfa OUT.png`."""
+
+import sys
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.papers import cells
+from benchmarks.papers.verdict import Result, ratio_of, result
+from fl.figures.style import COLORS, dress, save
+
+WIDE, HIGH = 7.2, 0.26  # inches, of the figure and of a row
+
+
+def fedmr(figure: Figure) -> None:
+    """Table 1's means and deviations as bars, each seed of ours as a point."""
+    rows = found("fedmr.table1.")
+    axis = prepared(figure, [one.cell.id.removeprefix("fedmr.table1.") for one in rows], "test accuracy in %")
+    for at, one in enumerate(rows):
+        comparison, values = one.cell.comparisons[0], one.values[0]
+        names = [name for name in comparison.arms if name in values]
+        for name, published in zip(comparison.arms, comparison.published):
+            if name in values:
+                color, y = COLORS[comparison.arms.index(name)], at + 0.22 * (names.index(name) - 1)
+                axis.errorbar(published.mean, y, xerr=published.spread, fmt="|", color=color, capsize=3, alpha=0.6)
+                axis.plot(values[name], [y] * len(values[name]), "o", ms=4, color=color, label=f"{name}, ours")
+    named(axis)
+    axis.set_title("bars: the paper's mean and deviation; points: our seeds", fontsize=9)
+
+
+def femam(figure: Figure) -> None:
+    """Each seed of ours, FeMAM's in front."""
+    rows = [one for one in found("femam.smaller.") if one.cell.comparisons[0].kind == "first"]
+    axis = prepared(figure, [one.cell.id.removeprefix("femam.smaller.") for one in rows], "accuracy in %")
+    for at, one in enumerate(rows):
+        failed = {run.run for run in one.stored if run.failed}
+        for name, values in one.values[0].items():
+            own, lost = name == "femam", one.cell.arm(name).run in failed
+            look = {"color": COLORS[0], "zorder": 3} if own else {"color": "0.55"}
+            label = "femam" if own else "a rival with a diverged run" if lost else "a rival"
+            axis.plot(values, [at] * len(values), "x" if lost else "o", ms=5 if own else 3.5, label=label, **look)
+    named(axis)
+    axis.set_title("the paper's own settings were not run; points: our seeds", fontsize=9)
+
+
+def fedfa(figure: Figure) -> None:
+    """The paper's range of ratios as a bar, ours as a point."""
+    rows = [one for one in found("fedfa.smaller.") if one.cell.comparisons[0].kind == "ratio"]
+    axis = prepared(figure, [one.cell.id.removeprefix("fedfa.smaller.") for one in rows], "FedFA's by the rival's")
+    for at, one in enumerate(rows):
+        for number, (comparison, values) in enumerate(zip(one.cell.comparisons, one.values)):
+            if len(values) == len(comparison.arms):
+                y, color, label = at + 0.2 * number, COLORS[number], ("test accuracy", "local accuracy")[number]
+                ours = ratio_of(comparison, {name: fmean(those) for name, those in values.items()})
+                axis.plot(comparison.band, [y, y], lw=4, alpha=0.35, color=color, solid_capstyle="butt")
+                seeds = min(map(len, values.values()))
+                axis.plot([ours], [y], "o", ms=2.5 + 1.2 * seeds, color=color, label=f"{label}, ours")
+    axis.axvline(1, color="0.6", lw=0.8, zorder=0)
+    axis.set_xticks([0.8, 1, 1.2, 1.4, 1.6, 1.8])
+    named(axis)
+    axis.set_title("bars: the paper's range; points: ours, larger with more seeds", fontsize=9)
+
+
+def found(start: str) -> list[Result]:
+    """Return the cells of this beginning that were run."""
+    results = [result(cell) for name, cell in cells().items() if name.startswith(start)]
+    return [one for one in results if one.rounds]
+
+
+def prepared(figure: Figure, names: list[str], label: str) -> Axes:
+    """Return axes with a row for each cell, the first on top."""
+    figure.set_size_inches(WIDE, 1.3 + HIGH * len(names))
+    axis = figure.subplots()
+    dress(axis, "")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.set_xlabel(label)
+    return axis
+
+
+def named(axis: Axes) -> None:
+    """Add a legend with each label once."""
+    handles, labels = axis.get_legend_handles_labels()
+    unique = dict(zip(labels, handles))
+    axis.legend(unique.values(), unique.keys(), fontsize=8, frameon=False, loc="best")
+
+
+def main(paper: str, out: str) -> None:
+    """Draw the picture of a paper into a file."""
+    figure = Figure(layout="constrained")
+    {"fedmr": fedmr, "femam": femam, "fedfa": fedfa}[paper](figure)
+    save(figure, Path(out))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
