@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -271,12 +271,8 @@ def comparison_figure(
             `fl.runs.metrics.selected`.
         chosen: from a label to these rounds, where settings such as --best-by choose them.
     """
-    lines = [
-        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
-    ]
+    lines, keys, shown = _panels_of(groups, chosen)
     together = parts(lines)
-    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
-    shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in together]
     if len(together) == 1:
         figure = new_figure(7.6 if len(keys) > 1 else 4.6, len(keys) // 2 + len(keys) % 2)
         axes = two_wide(figure, len(keys))
@@ -285,6 +281,32 @@ def comparison_figure(
         axes = figure.subplots(len(keys), len(together), squeeze=False, sharey="row").flatten()
     _draw_panels(figure, axes, shown, lines, title, along)
     save(figure, path)
+
+
+def _panels_of(
+    groups: Mapping[str, Sequence[Sequence[Row]]], chosen: Mapping[str, Sequence[Row]] | None
+) -> tuple[list[Line], list[str], list[Panel]]:
+    """Return the lines of methods, the columns that are drawn, and the panels, column by column."""
+    lines = [
+        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
+    ]
+    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
+    shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in parts(lines)]
+    return lines, keys, shown
+
+
+def single_panels(
+    groups: Mapping[str, Sequence[Sequence[Row]]], along: str, chosen: Mapping[str, Sequence[Row]]
+) -> Iterator[tuple[Panel, dict[str, Look], Figure]]:
+    """Draw each panel of `comparison_figure` as a figure of its own, without a legend; yield its lines' looks, too."""
+    lines, _, shown = _panels_of(groups, chosen)
+    looks = _looks_of(lines, along)
+    for panel in shown:
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axis = figure.subplots()
+        _draw(axis, panel, looks, along)
+        _finish_panel(axis, panel.key, along)
+        yield panel, looks, figure
 
 
 def _draw_panels(
