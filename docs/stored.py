@@ -17,7 +17,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
 def main(out: Path, rows: Path, settings: list[str]) -> None:
     """Write a run folder for each stored table."""
     experiment = parse(settings, RECIPES).experiment
-    config = experiment.runs()[0]
+    configs = {config.method.name: config for config in experiment.runs()}
+    first = experiment.runs()[0]
     tables = {tuple(path.stem.rsplit("-seed", 1)): path for path in sorted((RESULTS / rows).glob("*-seed*.csv"))}
     if not tables:
         sys.exit(f"{RESULTS / rows} holds no METHOD-seedN.csv")
@@ -26,7 +27,8 @@ def main(out: Path, rows: Path, settings: list[str]) -> None:
     for (method, seed), path in tables.items():
         folder = out / path.stem
         folder.mkdir()
-        (folder / "config.yaml").write_text(config.replace(algorithm=method, seed=int(seed)).to_yaml())
+        config = configs.get(method) or first.replace(algorithm=method)
+        (folder / "config.yaml").write_text(config.replace(seed=int(seed)).to_yaml())
         shutil.copy(path, folder / "metrics.csv")
         if (structure := path.with_name(f"{path.stem}-structure.json")).exists():
             shutil.copy(structure, folder / "structure.json")

@@ -1,4 +1,4 @@
-"""Compare runs in one figure and one table: `python -m fl.compare FOLDER... [--out FILE]`.
+"""Compare runs in one figure and one table: `python -m fl.compare FOLDER... [--out FILE]`, or in a page: `--html FILE`.
 
 `--against rounds|traffic|macs|seconds|simulated` says what curves are drawn against, and `--target 0.7` what costs are
 counted up to.
@@ -6,7 +6,9 @@ counted up to.
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
 
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Annotated
 
 import tyro
 
-from fl.analysis.groups import AGAINST, along, common, find_runs, group, selection, table, target_table
+from fl.analysis.background import are_left
+from fl.analysis.groups import AGAINST, RecordedRun, along, common, find_runs, group, selection, table, target_table
 from fl.base.console import guarded
+from fl.base.errors import FLError
+from fl.base.files import write_text
 from fl.base.settings import choice
 from fl.base.tables import fitted, wrapped
 from fl.settings.help import command
@@ -27,8 +32,13 @@ class Arguments:
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """run folders, or folders that hold some"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("comparison.png")
-    """the figure; must be new"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """the figure; must be new; comparison.png, or none with --html"""
+    html: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """a page that needs no network, with curves to read values off, results, settings, commands and the partition;
+    must be new"""
+    every: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """with --html, write the page again after so many seconds until all runs have ended; it reloads itself"""
     against: Annotated[str, tyro.conf.arg(metavar="|".join(AGAINST))] = "rounds"
     """what curves are drawn against: rounds, what a client sent and received (traffic), the multiply-accumulates of all
     clients' forward passes in training (macs; a step costs about three times as many), seconds of training, or those of
@@ -58,20 +68,58 @@ def compare(
 
     choice("--against", [against], AGAINST)
     groups = group(find_runs(folders))
-    tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
+    text = tables(groups, target, lay_out)
     title = common([run.config for runs in groups.values() for run in runs])
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     if new:
         check_new(out)
     chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
     comparison_figure(rows, title, out, AGAINST[against], chosen)
-    return "\n\n".join(tables)
+    return text
+
+
+def tables(
+    groups: dict[str, list[RecordedRun]], target: float | None, lay_out: Callable[[Sequence[Sequence[str]]], str]
+) -> str:
+    """Make the table of results, and with a target a second one below it."""
+    both = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
+    return "\n\n".join(both)
+
+
+def write_page(arguments: Arguments) -> str:
+    """Write the page about the runs, again and again until they end if that is asked for; return the tables."""
+    from fl.figures.report import check_page, report
+
+    path, every, folders = arguments.html, arguments.every, arguments.folders
+    choice("--against", [arguments.against], AGAINST)
+    check_page(path)
+    early = every is not None
+    runs = find_runs(folders, early)
+    write_text(path, report(folders, runs, arguments.against, arguments.target, every))
+    if every is not None and are_left(folders, runs):
+        print(f"{path} is written again every {every:g} s until all runs have ended; Ctrl-C stops that", flush=True)
+    while every is not None and are_left(folders, runs):
+        time.sleep(every)
+        try:
+            runs = find_runs(folders, early)
+            write_text(path, report(folders, runs, arguments.against, arguments.target, every))
+        except FLError as error:  # such as a run that is being replaced
+            print(f"not written again: {error}", file=sys.stderr)
+    return tables(group(runs), arguments.target, fitted)
 
 
 def run(arguments: Arguments) -> int:
     """Compare and print."""
-    print(compare(arguments.folders, arguments.out, arguments.against, arguments.target, fitted, new=True))
-    print(f"\nfigure: {arguments.out}")
+    out, html = arguments.out, arguments.html
+    if arguments.every is not None and (html is None or not 0 < arguments.every < math.inf):
+        raise FLError("--every is a number of seconds above 0 after which --html FILE is written again: give both")
+    if html is not None:
+        text = write_page(arguments)
+    if html is None or out is not None:
+        out = out or Path("comparison.png")
+        text = compare(arguments.folders, out, arguments.against, arguments.target, fitted, new=True)
+    print(text)
+    print("\n" + "\n".join(f"{what}: {file}" for what, file in (("figure", out), ("page", html)) if file))
     return 0
 
 

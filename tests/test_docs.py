@@ -187,6 +187,7 @@ def test_the_site_has_every_page():
     written = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
     shown = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     made = {"index.md", "contributing.md", "changelog.md", "gallery/index.md"}
+    made |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
     assert shown == written | made
 
 
@@ -238,6 +239,35 @@ def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gal
     (scripts / "zoo_bars.py").write_text((scripts / "zoo_bars.py").read_text().replace("'two'", "'more'"))
     assert (gallery.results(scripts, cache)["zoo_bars"] / "output.txt").read_text() == "more\n"
     assert not kept.exists()
+
+
+@pytest.mark.slow
+def test_notebooks_run_from_top_to_bottom(tmp_path, monkeypatch):
+    pytest.importorskip("nbconvert", reason="needs pip install -e '.[docs]'")
+    monkeypatch.syspath_prepend(ROOT / "docs/hooks")
+    texts, files = runpy.run_path(str(ROOT / "docs/hooks/notebooks.py"))["pages"](cache=tmp_path)
+    shrink, federated = texts["notebooks/shrink.md"], texts["notebooks/federated.md"]
+    full, cut, trained = map(
+        float, re.findall(r"^ +(?:full model|cut|cut and trained) +([\d.]+)%$", shrink, re.MULTILINE)
+    )
+    assert full > 60
+    assert trained > cut + 20
+    assert re.search(r"fedavg +2 +40 ", federated)
+    assert "data:image/png" in federated  # a summary with its curves
+    assert {name.split("/")[1].split("_")[0] for name in files} == {"shrink", "federated"}
+    for name in files:
+        assert f"]({name.split('/')[1]})" in shrink + federated
+
+
+def test_notebooks_hold_no_outputs_and_link_to_pages():
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
+        text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)", text):
+            assert (path.parent / target).exists(), target
+        assert all(len(line) <= 85 for cell in cells for line in "".join(cell["source"]).split("\n")
+                   if cell["cell_type"] == "code"), path.name  # fmt: skip
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 import gallery
+import notebooks
 import reference
 import settings
 
@@ -36,12 +37,14 @@ _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 def pages() -> tuple[dict[str, str], dict[str, Path]]:
     """The text of each page, and the files beside them: those that pages show or link to, each by its name in the site.
 
-    Raises RuntimeError where a script of the gallery fails.
+    Raises an error where a script of the gallery or a cell of a notebook fails.
     """
     sources = {source: ROOT / source for source in FROM_ROOT}
     sources |= {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))}
     made, files = gallery.pages()
-    texts = made | reference.pages()
+    run, pictures = notebooks.pages()
+    files |= pictures
+    texts = made | run | reference.pages()
     for source, path in sources.items():
         text = path.read_text()
         texts[_name(source)] = _for_the_site(text, source)

@@ -43,8 +43,11 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
-def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
+def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]:
     """Find the runs in folders, which are run folders or contain some; runs of one command in its order of methods.
+
+    Args:
+        early: whether to leave out runs that were not evaluated yet; FLError if no other is left.
 
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
@@ -61,10 +64,14 @@ def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
             if not evaluated(rows):
+                if early:
+                    continue
                 raise FLError(f"{path} has no evaluated round yet")
             inside.append(RecordedRun(path, config, rows))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
+    if not runs:
+        raise FLError(f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one")
     return list(runs.values())
 
 

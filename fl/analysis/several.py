@@ -41,7 +41,7 @@ class Results:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return f'<pre style="overflow-x: auto">{escape(str(self))}</pre>'
 
     def frame(self) -> Any:
         """Return a DataFrame with a row for each run: method, seed, results of `fl.analysis.groups.outcome`, folder."""

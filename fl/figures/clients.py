@@ -31,21 +31,23 @@ ONE, OWN = len(CLUSTERS), len(CLUSTERS) + 1
 _MAP = ListedColormap([*CLUSTERS, "0.35", "0.7"])
 _KEY = (
     "colour: model or cluster (each level for itself; dark grey: one for all, light grey: one each); white: none; "
-    "hatched: not trained yet; black line: neighbours differ"
+    "hatched: not trained yet; black line: neighbours differ; ARI: adjusted Rand index with the truth, 1 is the same "
+    "clusters, 0 as by chance"
 )
+_MODELS = {"global": "one for all", "personal": "one each"}
 
 
 def structure_maps(structures: Sequence[Structure]) -> Figure:
     """Draw the truth of each run beside the models it found: a column is a level, a row a client, a colour a model.
 
-    Below a level is its largest adjusted Rand index, the share of clients with a model if not all kept one, and the
-    level of the truth that the index is for if there are several. Raises FLError for too many runs.
+    Below a level is the share of clients with a model if not all kept one, and the largest adjusted Rand index with a
+    level of the truth, and with which if there are several. Raises FLError for too many runs.
     """
     if len(structures) > MOST:
         raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}")
     most = max(1.8, min(7.0 if len(structures) == 1 else 3.5, 18 / len(structures)))
     heights = [1.2 + min(most, max(1.8, 0.07 * one.clients)) for one in structures]
-    widths = [(0.45 * len(one.truth), 0.62 * len(one.levels)) for one in structures]
+    widths = [(0.75 * len(one.truth), 0.85 * len(one.levels)) for one in structures]
     width = max(4.2, 1.1 + max(map(sum, widths)))
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     rows = figure.subfigures(len(structures), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -61,12 +63,25 @@ def structure_maps(structures: Sequence[Structure]) -> Figure:
 def _draw_truth(axis: Axes, one: Structure) -> None:
     numbers = [len(set(level)) for level in one.truth]
     kinds = [{1: ONE, one.clients: OWN}.get(number) for number in numbers]
-    _levels(axis, one.truth, kinds, [f"{level}\n{number}" for level, number in enumerate(numbers, 1)])
+    _levels(
+        axis,
+        one.truth,
+        kinds,
+        [f"level {level}\n{_number(number, 'cluster')}" for level, number in enumerate(numbers, 1)],
+    )
     axis.set_title("truth", fontsize=9)
-    axis.set_xlabel("level, clusters", fontsize=8)
     axis.yaxis.label.set_size(8)
     axis.tick_params(axis="y", labelsize=7)
     _label_clients(axis, one.clients, one.names)
+
+
+def _number(number: int, what: str) -> str:
+    """Count things.
+
+    >>> _number(1, "model"), _number(5, "model")
+    ('1 model', '5 models')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
@@ -80,21 +95,21 @@ def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
 
 
 def _draw_found(axis: Axes, one: Structure) -> None:
-    labels = [f"{level}\n{name}" for level, name in enumerate(one.levels, 1)]
+    names = [_MODELS.get(name) or _number(int(name), "model") for name in one.levels]
+    labels = [f"level {level}\n{name}" for level, name in enumerate(names, 1)]
     for level, row in enumerate(agreement(one)[: one.trained]):
         if row.best is not None:
-            labels[level] += f"\nARI {row.best:.2f}"
             if row.kept < 1:
-                labels[level] += f"\nof {min(row.kept, 0.99):.0%}"  # 100% would mean that none is missing
+                labels[level] += f"\n{min(row.kept, 0.99):.0%} of clients"  # 100% would mean that none is missing
+            labels[level] += f"\nARI {row.best:.2f}"
             if len(one.truth) > 1:
-                labels[level] += f"\n(truth {row.rand.index(row.best) + 1})"
+                labels[level] += f"\nwith level {row.rand.index(row.best) + 1}"
     kinds = [{"global": ONE, "personal": OWN}.get(name) for name in one.levels]
     trained = [models if level < one.trained else [-1] * one.clients for level, models in enumerate(one.found)]
     _levels(axis, trained, kinds, labels)
     for level in range(one.trained, len(one.levels)):
         axis.axvspan(level - 0.5, level + 0.5, facecolor="none", edgecolor="0.8", hatch="////", lw=0)
     axis.set_title(f"{one.algorithm}, seed {one.seed}", fontsize=9)
-    axis.set_xlabel("level, models", fontsize=8)
     axis.tick_params(axis="y", left=False, labelleft=False)
 
 

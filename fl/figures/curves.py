@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -15,16 +15,17 @@ from matplotlib.lines import Line2D
 from fl.analysis.groups import mean_and_spread
 from fl.base.columns import Due
 from fl.engine.losses import cross_entropy
-from fl.figures.style import COLORS, caption, finish, save, shorten
+from fl.figures.style import COLORS, caption, finish, name_lines, save, shorten
 from fl.runs.columns import columns, first_score
 from fl.runs.metrics import Row, selected
 from fl.runs.state import RunState
 
-MOST = len(COLORS)
+MOST = 5
 """Lines in colour in one panel; more are shared out among panels."""
 MUTED = {"color": "0.8", "lw": 0.9, "zorder": 1}
 _DASHES = ("-", "--", ":", "-.")
 _HIGH = 3.1  # inches of a panel
+_BESIDE = 0.7  # inches beside a panel, for its numbers
 
 Look = Mapping[str, Any]
 """How a line is drawn: its `color`, its dash (`ls`) and its width (`lw`)."""
@@ -106,11 +107,16 @@ def _still(line: Line, along: str) -> bool:
 
 
 def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
-    """Give every label its colour and dash; the first lines are the widest, so that later ones do not hide them."""
-    found = {
-        label: {"color": COLORS[k % MOST], "ls": _DASHES[k // MOST % 4], "lw": 2.0 - 0.15 * (k % MOST)}
-        for k, label in enumerate(dict.fromkeys(line.label for line in lines))
-    }
+    """Give every label its colour and dash; the first lines of a panel are the widest, so that others do not hide them.
+
+    Lines in one panel differ in both, but the fifth, which has the dash of the first.
+    """
+    found: dict[str, Look] = {}
+    for part in parts(lines):
+        for at, line in enumerate(part):
+            number = len(found)
+            color, turn = COLORS[number % len(COLORS)], number // len(COLORS)
+            found[line.label] = {"color": color, "ls": _DASHES[(at + turn) % 4], "lw": 2.2 - 0.2 * at}
     return found | {line.label: {**found[line.label], "ls": "--"} for line in lines if _still(line, along)}
 
 
@@ -157,10 +163,8 @@ def _finish_panel(axis: Axes, key: str, along: str) -> None:
         axis.set_ylabel("")
 
 
-def _explain(
-    figure: Figure, lines: Sequence[Line], looks: Mapping[str, Look], notes: Sequence[str], along: str
-) -> None:
-    """Explain below the panels which line is which, and what bands, dashes and vertical lines mean."""
+def _explain(figure: Figure, lines: Sequence[Line], notes: Sequence[str], along: str) -> None:
+    """Explain below the panels what bands, dashes, vertical and grey lines mean."""
     if any(_still(line, along) for line in lines):
         notes = [*notes, "dashed line from edge to edge: a method that spends nothing"]
     moving = [line for line in lines if line.runs and not _still(line, along)]
@@ -168,7 +172,7 @@ def _explain(
         notes = [*notes, f"vertical lines: the next level of {', '.join(marked)}"]
     if len(parts(lines)) > 1:
         notes = [*notes, "light grey: the lines of the other panels"]
-    caption(figure, notes, {label: Line2D([], [], **look) for label, look in looks.items()})
+    caption(figure, notes)
 
 
 def seeds_note(numbers: Sequence[int]) -> str:
@@ -271,12 +275,8 @@ def comparison_figure(
             `fl.runs.metrics.selected`.
         chosen: from a label to these rounds, where settings such as --best-by choose them.
     """
-    lines = [
-        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
-    ]
+    lines, keys, shown = _panels_of(groups, chosen)
     together = parts(lines)
-    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
-    shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in together]
     if len(together) == 1:
         figure = new_figure(7.6 if len(keys) > 1 else 4.6, len(keys) // 2 + len(keys) % 2)
         axes = two_wide(figure, len(keys))
@@ -287,17 +287,53 @@ def comparison_figure(
     save(figure, path)
 
 
+def _panels_of(
+    groups: Mapping[str, Sequence[Sequence[Row]]], chosen: Mapping[str, Sequence[Row]] | None
+) -> tuple[list[Line], list[str], list[Panel]]:
+    """Return the lines of methods, the columns that are drawn, and the panels, column by column."""
+    lines = [
+        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
+    ]
+    keys = panels([set().union(*rows) for line in lines for rows in line.runs])
+    shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in parts(lines)]
+    return lines, keys, shown
+
+
+def single_panels(
+    groups: Mapping[str, Sequence[Sequence[Row]]], along: str, chosen: Mapping[str, Sequence[Row]]
+) -> Iterator[tuple[Panel, dict[str, Look], Figure]]:
+    """Draw each panel of `comparison_figure` as a figure of its own, without a legend; yield its lines' looks, too."""
+    lines, _, shown = _panels_of(groups, chosen)
+    looks = _looks_of(lines, along)
+    for panel in shown:
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axis = figure.subplots()
+        _draw(axis, panel, looks, along)
+        _finish_panel(axis, panel.key, along)
+        yield panel, looks, figure
+
+
 def _draw_panels(
     figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Line], title: str, along: str
 ) -> None:
-    """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them below."""
+    """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them.
+
+    The legend of a line is above the first panel that has it.
+    """
     looks = _looks_of(lines, along)
     for axis, panel in zip(axes, shown):
         _draw(axis, panel, looks, along)
     for axis, panel in zip(axes, shown):
         _finish_panel(axis, panel.key, along)
+    heights = [0.0]
+    for axis, panel in list(zip(axes, shown))[: len(parts(lines))]:
+        place = axis.get_subplotspec()
+        wide = figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols - _BESIDE
+        entries = {line.label: Line2D([], [], **looks[line.label]) for line in panel.lines}
+        heights.append(name_lines(axis, entries, wide))
+    figure.set_figheight(figure.get_figheight() + max(heights))
     figure.suptitle(shorten(title), fontsize=11)
-    _explain(figure, lines, looks, [seeds_note([len(line.runs) for line in lines])], along)
+    _explain(figure, lines, [seeds_note([len(line.runs) for line in lines])], along)
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -106,15 +107,32 @@ def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] 
     """
     room = int(_CHARACTERS * figure.get_figwidth())
     text = textwrap.fill("; ".join(filter(None, notes)), room)
-    labels = [textwrap.fill(shorten(label), room - 8) for label in entries or {}]
+    labels, look = _legend(entries or {}, room)
     if not text and not labels:
         return
-    widest = max((len(line) for label in labels for line in label.split("\n")), default=room)
-    look = {"ncols": max(1, min(len(labels), room // (widest + 8))), "frameon": False, "fontsize": 8}
     look |= {"title": text, "title_fontsize": 8, "alignment": "left", "borderpad": 0.2}
     legend = figure.legend(list((entries or {}).values()), labels, loc="outside lower left", **look)
     legend.get_title().set_color("0.3")
     figure.set_figheight(figure.get_figheight() + 0.1 + legend.get_window_extent().height / figure.dpi)
+
+
+def name_lines(axis: Axes, entries: Mapping[str, Artist], width: float) -> float:
+    """Put the legend of a panel, some inches wide, right above it; return its height in inches.
+
+    Args:
+        entries: from a label, which may be long, to the line that it explains.
+    """
+    labels, look = _legend(entries, int(_CHARACTERS * width))
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "alignment": "left"}
+    legend = axis.legend(list(entries.values()), labels, handlelength=2.8, **place, **look)
+    return legend.get_window_extent().height / axis.figure.dpi
+
+
+def _legend(entries: Mapping[str, Artist], room: int) -> tuple[list[str], dict[str, Any]]:
+    """Break labels so that they fit into the characters of a line; return the look of the legend, too."""
+    labels = [textwrap.fill(shorten(label), room - 8) for label in entries]
+    widest = max((len(line) for label in labels for line in label.split("\n")), default=room)
+    return labels, {"ncols": max(1, min(len(labels), room // (widest + 8))), "frameon": False, "fontsize": 8}
 
 
 def shorten(text: str) -> str:

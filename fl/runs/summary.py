@@ -83,7 +83,7 @@ class Summary(dict):
         picture = self.folder / "curves.png"
         data = b64encode(picture.read_bytes()).decode() if picture.exists() else ""
         image = f'<br><img alt="curves" style="max-width: 100%" src="data:image/png;base64,{data}">' if data else ""
-        return f"<pre>{escape(repr(self))}</pre>{image}"
+        return f'<pre style="overflow-x: auto">{escape(repr(self))}</pre>{image}'
 
 
 def describe(summary: dict) -> str:

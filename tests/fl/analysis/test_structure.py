@@ -63,7 +63,7 @@ def test_a_level_that_collapsed_is_seen():
     assert [row.rand for row in rows] == [[None] * 2, [0, 0], [0, 0], [None] * 2, [None] * 2, [None, 0]]
     axis = structure_maps([make(found=[[4] * 6], levels=["5"], trained=1)]).axes[1]
     label = axis.get_xticklabels()[0].get_text()
-    assert label == "1\n5\nARI 0.00\n(truth 1)"
+    assert label == "level 1\n5 models\nARI 0.00\nwith level 1"
     nobody = agreement(make(found=[FOUND[0], [0, *[-1] * 5], *[[-1] * 6] * 3]))
     assert all(row.best is None for row in nobody)  # a single client with a cluster model is no clustering
 
@@ -152,11 +152,11 @@ def test_the_map_has_the_right_cells_and_boundaries():
     assert left.yaxis_inverted()
     assert left.get_ylim() == right.get_ylim() == (5.5, -0.5)
     labels = [text.get_text() for text in right.get_xticklabels()]
-    assert labels[0] == "1\nglobal"
-    assert labels[1] == "2\n5\nARI 1.00\nof 83%\n(truth 1)"
-    assert labels[2] == f"3\n5\nARI {adjusted_rand_score(TRUTH[1], FOUND[2]):.2f}\n(truth 2)"
-    assert labels[4] == "5\npersonal"
-    assert [text.get_text() for text in left.get_xticklabels()] == ["1\n2", "2\n3"]
+    assert labels[0] == "level 1\none for all"
+    assert labels[1] == "level 2\n5 models\n83% of clients\nARI 1.00\nwith level 1"
+    assert labels[2] == f"level 3\n5 models\nARI {adjusted_rand_score(TRUTH[1], FOUND[2]):.2f}\nwith level 2"
+    assert labels[4] == "level 5\none each"
+    assert [text.get_text() for text in left.get_xticklabels()] == ["level 1\n2 clusters", "level 2\n3 clusters"]
 
 
 def test_colours_differ_within_a_level_and_white_is_for_none():
@@ -184,7 +184,9 @@ def test_several_runs_are_rows_and_not_too_many():
     assert [row.get_suptitle() for row in figure.subfigs] == ["a title", "b", "other"]
     assert panels(figure)[5][0].T.tolist() == [[0, 0, 1, 0]]
     index = adjusted_rand_score([0, 0, 1, 1], [1, 1, 0, 1])
-    assert figure.axes[5].get_xticklabels()[0].get_text() == f"1\n2\nARI {index:.2f}"  # one level of truth has no name
+    assert (
+        figure.axes[5].get_xticklabels()[0].get_text() == f"level 1\n2 models\nARI {index:.2f}"
+    )  # one level of truth has no name
     with pytest.raises(FLError, match=f"{MOST + 1} runs are too many .* at most {MOST}"):
         structure_maps([make()] * (MOST + 1))
 

@@ -50,8 +50,13 @@ def caption(figure):
     return " ".join(legend.get_title().get_text().replace("\n", " ") for legend in figure.legends)
 
 
+def legends(figure):
+    """Those of panels."""
+    return [one for one in (axis.get_legend() for axis in figure.axes) if one]
+
+
 def legend(figure):
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return [text.get_text() for legend in legends(figure) for text in legend.get_texts()]
 
 
 @pytest.mark.drawn
@@ -60,9 +65,10 @@ def test_the_legend_names_every_line_and_no_text_lies_on_another(draw, number):
     """Also of lines that end in one point; the renderer says where texts are."""
     figure = draw({name: [rows()] for name in NAMES[:number]})
     assert legend(figure) == NAMES[:number]
-    looks = [(line.get_color(), line.get_linestyle()) for line in figure.legends[0].get_lines()]
+    shown = [line for one in legends(figure) for line in one.get_lines()]
+    looks = [(line.get_color(), line.get_linestyle()) for line in shown]
     assert len(set(looks)) == number
-    first, second, *_ = figure.legends[0].get_lines()
+    first, second, *_ = shown
     assert first.get_linewidth() > second.get_linewidth()  # lines on each other are both seen
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
@@ -74,10 +80,14 @@ def test_the_legend_names_every_line_and_no_text_lies_on_another(draw, number):
         named = [line for axis in panels for line in axis.lines if line.get_label() in NAMES]
         assert [(line.get_color(), line.get_linestyle()) for line in named] == looks
         for axis in panels:
-            colors = [line.get_color() for line in axis.lines if line.get_label() in NAMES]
-            assert len(set(colors)) == len(colors) <= MOST
+            own = [line for line in axis.lines if line.get_label() in NAMES]
+            assert len({line.get_color() for line in own}) == len(own) <= MOST
+            assert len({line.get_linestyle() for line in own}) == min(len(own), 4)
+    for axis in figure.axes[:split]:  # a legend is above its panel
+        own = [line.get_label() for line in axis.lines if line.get_label() in NAMES]
+        assert [text.get_text() for text in axis.get_legend().get_texts()] == own
     texts = [text for axis in figure.axes for text in [axis.xaxis.label, axis.yaxis.label, axis.title]]
-    texts += [figure._suptitle, *figure.legends]
+    texts += [figure._suptitle, *figure.legends, *legends(figure)]
     boxes = [text.get_window_extent(renderer) for text in texts if getattr(text, "_text", "legend")]
     assert not [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
     axes = [axis.get_window_extent(renderer) for axis in figure.axes]

@@ -1,0 +1,159 @@
+"""Where results come from: how far runs are, their commands and settings, and which client holds which classes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fl.algorithms import SOURCES
+from fl.analysis.groups import RecordedRun
+from fl.base.console import program
+from fl.base.errors import FLError
+from fl.base.files import reading
+from fl.base.rng import Rng
+from fl.base.settings import written
+from fl.data import GIVEN
+from fl.partition import counts
+from fl.runs.folder import run_name
+from fl.runs.lock import SETTINGS
+from fl.runs.metrics import FILE
+from fl.settings import Experiment
+from fl.settings.data import DataSettings
+from fl.settings.flags import words
+
+_NONE = "-"
+
+
+def progress(run: RecordedRun) -> str:
+    """Say how far a run is: "finished", "round 3 of 40", "stopped early in round 7", or why it failed."""
+    done, path = int(run.rows[-1]["round"]), run.folder / "summary.json"
+    summary = {}
+    if path.exists():
+        with reading(path):
+            summary = json.loads(path.read_text())
+    if summary.get("rounds") == done:  # else it is from before the run was resumed
+        if "failed" in summary:
+            return f"failed: {summary['failed']}"
+        if "stopped" in summary:
+            return f"stopped early in round {done}"
+        if summary["complete"]:
+            return "finished"
+    return "finished" if done >= run.config.rounds else f"round {done} of {run.config.rounds}"
+
+
+def not_begun(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> list[Path]:
+    """List the folders of runs that the experiments in these folders still have to begin, or to evaluate first."""
+    several = [one for one in folders if (one / SETTINGS).exists() and not (one / FILE).exists()]
+    planned = [folder / run_name(one) for folder in several for one in Experiment.read(folder).runs()]
+    there = {run.folder.resolve() for run in runs}
+    return [one for one in planned if len(planned) > 1 and one.resolve() not in there]
+
+
+def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
+    """Return whether rounds are left of the runs in folders."""
+    return bool(not_begun(folders, runs)) or any(progress(run).startswith("round ") for run in runs)
+
+
+def how_to_run(runs: Sequence[RecordedRun]) -> str:
+    """Write the command that trains runs which differ in their seed alone; Python if it took data or a model.
+
+    >>> from fl.settings import Config
+    >>> config = Config.of(algorithm="fedavg", lr=0.05)
+    >>> print(how_to_run([RecordedRun(Path(), config.replace(seed=seed), []) for seed in (0, 1)]))
+    python -m fl.run --algorithm fedavg --seeds 0,1 --lr 0.05
+    """
+    config, seeds = runs[0].config, [run.config.seed for run in runs]
+    own = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _given(used)]
+    if own:
+        each = ", ".join(f"{name}=..." for name in own)
+        return f"config = fl.{config.replace(seed=0)!r}\n" + "\n".join(
+            f'fl.simulate(config.replace(seed={seed}), "{run_name(run.config)}", {each})'
+            for seed, run in zip(seeds, runs)
+        )
+    method = SOURCES.get(config.method.name, config.method.name)
+    changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    return " ".join([program("run"), "--algorithm", method, "--seeds", ",".join(map(str, seeds)), *words(changed)])
+
+
+def _given(name: str) -> bool:
+    return name.partition(":")[0] == GIVEN
+
+
+def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Tabulate settings: those in which labels differ, a column for each label, and those that all runs set alike.
+
+    The second table has no settings with their default value.
+    """
+    configs = {label: runs[0].config for label, runs in groups.items()}
+    read = {label: config.compared() for label, config in configs.items()}
+    names = dict.fromkeys(name for settings in read.values() for name in settings)
+    differ = [name for name in names if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
+    changed = {one.name: one.value for config in configs.values() for one in config.changed() if not one.unread}
+    alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
+    rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
+    return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
+
+
+def _text(value: object) -> str:
+    return written(value) or "none"
+
+
+class Holdings(NamedTuple):
+    """How many samples of each class every client has, of runs with the same data and seed.
+
+    Attributes:
+        table: int64 [clients, classes]; one column for data without classes of whole samples.
+        clients, classes: their names, or numbers.
+        missing: why nothing is known, "" if it is.
+    """
+
+    title: str
+    table: np.ndarray
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    missing: str = ""
+
+
+def holdings(runs: Sequence[RecordedRun]) -> list[Holdings]:
+    """Deal out the data of runs as they did, once for all runs that share them."""
+    asked = dict.fromkeys(
+        (run.config.data, run.config.execution.data_root, run.config.clients.number, run.config.seed) for run in runs
+    )
+    return [_holdings(*one) for one in asked]
+
+
+@lru_cache(maxsize=64)  # a page is written again and again while runs go on
+def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> Holdings:
+    title = f"{'custom data' if data.dataset == GIVEN else data.dataset}, {data.spread()}, seed {seed}"
+    try:
+        if data.dataset == GIVEN:
+            raise FLError("the data were given from Python, and the run folder does not keep them")
+        dataset = data.load(root, download=False)
+        partition = data.deal(dataset, number, Rng(seed).numpy("partition"))
+    except FLError as error:
+        return Holdings(title, np.zeros((0, 0)), missing=str(error))
+    counted = dataset.task == "classification" and not dataset.text
+    labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
+    samples, sizes = partition.parts.samples, partition.parts.sizes
+    clients = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
+    names = dataset.names or tuple(map(str, range(classes)))
+    return Holdings(
+        title,
+        counts(partition, labels, classes),
+        clients or [*map(str, range(len(sizes)))],
+        names if counted else ("samples",),
+    )
+
+
+def shown_share(count: float, most: float) -> float:
+    """Return how strongly a count is coloured, by its square root, so that small ones are seen.
+
+    >>> shown_share(0, 9), shown_share(1, 4), shown_share(9, 9)
+    (0.0, 0.5, 1.0)
+    """
+    return round(math.sqrt(count / most), 3) if most else 0.0
