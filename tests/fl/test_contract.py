@@ -31,6 +31,8 @@ def name(request):
     return request.param
 
 
+FEW = METHODS[:3]
+"""Methods by which one feature is tested that is the same for all."""
 ASKED = [
     {"masked_loss": True},
     {"presence": PresenceOptions(joining=0.2, leaving=0.2)},
@@ -211,12 +213,17 @@ def test_a_round_is_a_function_of_its_arguments_and_changes_none(name):
         assert not differing(round.server, round.copy)
 
 
-def with_one_of(*changes):
+def with_one_of(*changes, default=METHODS):
     """Marks a test of every method with one of these settings, in turn."""
-    return pytest.mark.parametrize(("name", "changes"), in_turn(ALGORITHMS, changes, METHODS), scope="module")
+    return pytest.mark.parametrize(("name", "changes"), in_turn(ALGORITHMS, changes, default), scope="module")
 
 
-@pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
+VMAP, WORKERS = {"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}
+BACKENDS = [(name, how) for how in (VMAP, WORKERS) for name in ALGORITHMS]
+DEFAULT = [(name, VMAP) for name in METHODS] + [(name, WORKERS) for name in FEW]  # `workers` is `loop` in threads
+
+
+@pytest.mark.parametrize(("name", "changes"), some(BACKENDS, DEFAULT), scope="module")
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
     expected = tensors(played(name)[2][2].server)
@@ -277,7 +284,9 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
     assert not changed & FROZEN
 
 
-@with_one_of({"compression": Compression("topk", share=0.1)}, {"compression": Compression("quantise", bits=4)})
+@with_one_of(
+    {"compression": Compression("topk", share=0.1)}, {"compression": Compression("quantise", bits=4)}, default=FEW
+)
 def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
     refused = lacks(name, **changes)
     feedback = not refused and not lacks(name, compression=replace(changes["compression"], feedback=True))
