@@ -248,7 +248,7 @@ def test_a_client_that_diverges_is_dropped_and_the_others_go_on(name):
     assert bad in history[1].clients
 
 
-@with_one_of({"participants": 1}, {"participants": 6})
+@with_one_of({"participants": 1}, {"participants": 6}, default=METHODS[::2])
 def test_a_single_client_can_take_part_and_all_of_them(name, changes):
     fed, algorithm = built(name, **changes)
     history = play(fed, algorithm, rounds=2)
@@ -262,14 +262,14 @@ KRUM, CLIP = {"defence": Defence("krum", malicious=0)}, {"defence": Defence(clip
 TAMPERED = [{"defence": Defence("median")}, KRUM, CLIP, {"attack": AttackOptions(share=0.5, amplify=20.0)}]
 AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
     pytest.param(name, CLIP, marks=pytest.mark.slow)
-    for name, changes in (case.values for case in in_turn(ALGORITHMS, TAMPERED, METHODS))
+    for name, changes in (case.values for case in in_turn(ALGORITHMS, TAMPERED, METHODS[:4]))
     if lacks(name, **changes) and not lacks(name, **TAMPERED[0])
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [*in_turn(ALGORITHMS, TAMPERED, METHODS), ("femam", KRUM), *AND_ACCEPTED],
+    [*in_turn(ALGORITHMS, TAMPERED, METHODS[:4]), ("femam", KRUM), *AND_ACCEPTED],
     scope="module",
 )
 def test_attacks_and_defences_reach_what_is_sent(name, changes):
@@ -332,7 +332,7 @@ def asking(name, **changes):
     """Settings that ask for all that the method does not refuse."""
     for more in ASKED:
         changes |= {} if lacks(name, **more) else more
-    return settings(name, precision="bf16", **changes)
+    return settings(name, precision="bf16", rounds=2, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +372,7 @@ def test_a_run_leaves_the_model_that_it_scored(name, run):
 
 
 def test_a_run_is_resumed_bit_for_bit(name, run, tmp_path):
-    fl.simulate(asking(name), tmp_path / name, on_round=lambda row: row["round"] == 2)
+    fl.simulate(asking(name), tmp_path / name, on_round=lambda row: row["round"] == 1)
     fl.simulate(asking(name), tmp_path / name, resume=True)
     assert_same_runs(run(name)[0], tmp_path / name)
 

@@ -17,7 +17,7 @@ from fl.engine.batches import make_batches
 from fl.federation import federation as federation_module
 
 
-@pytest.mark.parametrize("name", methods_of("heterogeneous"))
+@pytest.mark.parametrize("name", some(methods_of("heterogeneous"), ["heterofl", "fedrolex", "flexifed", "depthfl"]))
 def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
     fed = fleet_for(name)
