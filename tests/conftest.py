@@ -91,10 +91,6 @@ def pytest_collection_finish():
     gc.enable()
 
 
-def pytest_unconfigure():
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
     """One thread, so that processes of pytest-xdist do not fight; two for `workers`, which is clients side by side in

@@ -15,7 +15,7 @@ TORCHVISION = [(name, theirs, {}) for name, theirs in counterparts("torchvision"
 TORCHVISION += [(name, theirs, {"norm": "none"}) for name, theirs in counterparts("torchvision_plain").items()]
 
 
-@pytest.mark.parametrize(("name", "theirs", "options"), some(TORCHVISION, TORCHVISION[::3]))
+@pytest.mark.parametrize(("name", "theirs", "options"), some(TORCHVISION, TORCHVISION[::5]))
 def test_parameters_and_macs_are_torchvision_s(name, theirs, options):
     meta = torchvision.models.get_model_weights(theirs).DEFAULT.meta
     count = Spec(name, **options).count({"efficientnetv2_s": 384, "efficientnetv2_m": 480}.get(name))
@@ -56,7 +56,10 @@ def test_parameters_are_the_paper_s(name, options, parameters):
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85), ("resnet110", 1.7)],
+    some(
+        [("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85), ("resnet110", 1.7)],
+        [("resnet20", 0.27), ("resnet56", 0.85)],
+    ),
 )
 def test_small_resnets_are_those_of_he_2016_table_6(name, millions):
     count = Spec(name).count().parameters / 1e6

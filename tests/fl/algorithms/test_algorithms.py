@@ -56,10 +56,7 @@ DROPPED += [("fedrep", (1,)), ("fedrep", (2,)), ("ditto", (1,))]
 
 @pytest.mark.parametrize(
     ("name", "trainings"),
-    some(
-        DROPPED,
-        [*((name, (1, 2)) for name in ("fedavg", "fedgen", "fedrep", "pfedme", "fedfa", "heterofl")), ("fedrep", (2,))],
-    ),
+    some(DROPPED, [*((name, (1, 2)) for name in ("fedavg", "fedrep", "heterofl")), ("fedrep", (2,))]),
 )
 def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypatch, name, trainings):
     """Whichever of its trainings in the round failed; it keeps what it had, and sends nothing."""

@@ -90,7 +90,7 @@ UNSEEN = {
 
 CASES = [(name, field.name) for name, one in OPTIONS.items() if one for field in dataclasses.fields(one)]
 
-DEFAULT = [case for case in CASES if case not in UNSEEN and case[0] in ("fedgen", "fedmr", "femam", "fedfa")]
+DEFAULT = [case for case in CASES if case not in UNSEEN and case[0] in ("fedmr", "femam", "fedfa")]
 
 
 def other(name, option):

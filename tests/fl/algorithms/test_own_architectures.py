@@ -115,7 +115,7 @@ def test_models_are_found_by_their_import_path(monkeypatch, tmp_path):
             fl.build(config("fedavg", model=f"several_models:{name}"))
 
 
-@pytest.mark.parametrize("algorithm", ABLE)
+@pytest.mark.parametrize("algorithm", some(ABLE, ["fedproto"]))
 def test_a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
     nets = [cnn(), mlp()]
     settings = config(algorithm)

@@ -40,10 +40,11 @@ def loss_of(logits, y, options, distils):
     return total / (weights or 1)
 
 
-@pytest.mark.parametrize(("number", "options"), [
-    (1, ScaleFLOptions(distil=0.7)), (3, ScaleFLOptions(distil=2.0, temperature=1.5, start=2, exits="equal")),
-    (2, ScaleFLOptions(distil=2.0, start=2)), (1, ScaleFLOptions(distil=0.0)),
-])  # fmt: skip
+BEFORE_IT_DISTILS = (2, ScaleFLOptions(distil=2.0, start=2))
+WEIGHTED, EQUAL = ScaleFLOptions(distil=0.7), ScaleFLOptions(distil=2.0, temperature=1.5, start=2, exits="equal")
+
+
+@pytest.mark.parametrize(("number", "options"), [(1, WEIGHTED), (3, EQUAL), BEFORE_IT_DISTILS])
 def test_a_round_as_the_authors_write_it(number, options):
     """Of clients of unequal width, who end after different sections and make one step each."""
     fed, _ = fl.build(CONFIG.replace(scalefl=options))

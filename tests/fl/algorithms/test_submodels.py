@@ -17,10 +17,11 @@ from fl.engine.batches import make_batches
 from fl.federation import federation as federation_module
 
 
-@pytest.mark.parametrize("name", methods_of("heterogeneous"))
+@pytest.mark.parametrize("name", some(methods_of("heterogeneous"), ["heterofl", "fedrolex", "flexifed", "depthfl"]))
 def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
-    fed, plan = fleet_for(name), ALGORITHMS[name](fleet_for(name)).plan
+    fed = fleet_for(name)
+    plan = ALGORITHMS[name](fed).plan
     assert (plan is None) == (name in ("fedrolex", "flexifed"))
     if plan:
         for client in range(len(fed.clients)):
@@ -30,7 +31,8 @@ def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_
 
 @pytest.mark.parametrize("name", some(("fedfa", "heterofl", "fedrolex"), ["fedfa", "fedrolex"]))
 def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
-    fed, algorithm = fleet_for(name), ALGORITHMS[name](fleet_for(name))
+    fed = fleet_for(name)
+    algorithm = ALGORITHMS[name](fed)
     (first, _), (second, _) = play(algorithm, fed, 2)
     x = fed.data.test_x
     for server, client in ((first, 1), (second, 1), (second, 2), (first, 3), (second, 0)):
