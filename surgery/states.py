@@ -7,7 +7,7 @@ input, except `load`.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,13 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
             code="argument",
         )
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
+        states = [name for name in odd if _is_state(values[name])]
+        if states:
+            raise SurgeryError(
+                f"{what} is a checkpoint that holds a state under {' and '.join(map(repr, states))}: give that alone, "
+                f"as in checkpoint[{states[0]!r}]",
+                code="argument",
+            )
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(
             f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)", code="argument"
@@ -114,6 +121,12 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
                 f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)", code="unsupported"
             )
     return values
+
+
+def _is_state(values: Any) -> bool:
+    if not isinstance(values, Mapping) or not values:
+        return False
+    return all(isinstance(tensor, Tensor) for tensor in values.values())
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:

@@ -146,11 +146,13 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
     return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
 
 
-@lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
     """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
-    if spec.architecture.depth is None:
-        return 0
+    return 0 if spec.architecture.depth is None else _weight_bytes(spec)
+
+
+@lru_cache(maxsize=1024)
+def _weight_bytes(spec: zoo.Spec) -> int:  # never of a user's, whose spec would keep the model in memory
     return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())
 
 

@@ -191,6 +191,10 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         raise FLError(f"{name} cannot be {short(value)}: give {described(kind)}{share}") from None
 
 
+_ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_epochs", "method": "algorithm"}
+"""Names that other tools have for settings, too far from ours to be found as misspelt."""
+
+
 def unknown(name: str) -> str:
     """Say of a setting that there is not what it is called now, or what it may be meant to be."""
     options = [option for one in KINDS.values() for option in one.reads]
@@ -201,6 +205,8 @@ def unknown(name: str) -> str:
 
 
 def _near(name: Any, known: Iterable[str]) -> str:
+    if word := _ELSEWHERE.get(str(name)):
+        return f": did you mean {word}?"
     found = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
     return f": did you mean {found[0]}?" if found else ""
 

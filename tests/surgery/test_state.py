@@ -264,3 +264,11 @@ def test_a_stack_without_a_common_axis_is_refused():
         surgery.average({"a": torch.zeros(0, 1)})
     with refused("argument: k="):
         surgery.broadcast({"a": torch.zeros(1)}, 0)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_load_says_which_key_of_a_checkpoint_holds_the_state(key):
+    net = nn.Linear(2, 3)
+    for fit in (None, "whole"):
+        with refused("argument", repr(key)):
+            surgery.load(net, {key: net.state_dict(), "epoch": 3, "optimizer": {"state": {}}}, fit=fit)

@@ -118,6 +118,7 @@ def test_replace__takes_mappings_for_some_settings_of_a_group():
     ("given", "said"),
     [
         ({"speed": 1}, "unknown setting speed"),
+        ({"learning_rate": 1}, "did you mean lr?"),
         ({"local_epoch": 1}, "did you mean local_epochs?"),
         (
             {"partition": "iid", "alpha": 0.1},
