@@ -22,9 +22,9 @@ from fl.partition import counts
 from fl.runs.folder import run_name
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE
+from fl.runs.summary import words
 from fl.settings import Experiment
 from fl.settings.data import DataSettings
-from fl.settings.flags import words
 
 _NONE = "-"
 

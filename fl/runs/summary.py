@@ -160,10 +160,10 @@ def _comparison(config: Config) -> str:
     changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
     paths = (SOURCES.get(name, name) for name in methods)
     given = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
-    return " ".join(given + _words(changed))
+    return " ".join(given + words(changed))
 
 
-def _words(settings: Iterable[Setting]) -> list[str]:
+def words(settings: Iterable[Setting]) -> list[str]:
     """Write settings as the words of a command line."""
     found = []
     for one in settings:
