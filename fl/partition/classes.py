@@ -180,13 +180,13 @@ KIND = {
     "clusters": Kind(
         clusters,
         ClustersOptions(),
-        about="on one level or several",
+        about="groups with classes of their own",
         word=lambda options: written(options.clusters),
     ),
     "shards": Kind(
         shards,
         ShardsOptions(),
-        about="each client has a few classes",
+        about="a few classes each",
         word=lambda options: f"{options.class_share:g}",
     ),
 }

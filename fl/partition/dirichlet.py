@@ -116,6 +116,6 @@ def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -
 KIND = Kind(
     dirichlet,
     DirichletOptions(),
-    about="each class in shares of its own, so that sizes differ",
+    about="a share of each class",
     word=lambda options: f"{options.alpha:g}",
 )

@@ -50,6 +50,6 @@ def _draw(mixture: np.ndarray, size: int, left: np.ndarray, rng: np.random.Gener
 KIND = Kind(
     dirichlet_mixture,
     DirichletOptions(),
-    about="a mixture of classes for each client, all equally large, as Hsu et al. have it",
+    about="a mixture of classes each, equal sizes; Hsu et al.",
     word=lambda options: f"{options.alpha:g}",
 )

@@ -28,6 +28,6 @@ KIND = Kind(
     dirichlet_sizes,
     DirichletOptions(),
     text=True,
-    about="random samples of the whole, in sizes from a Dirichlet distribution",
+    about="random samples, unequal sizes",
     word=lambda options: f"{options.alpha:g}",
 )

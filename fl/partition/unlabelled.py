@@ -89,13 +89,13 @@ def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
 
 
 KIND = {
-    "contiguous": Kind(contiguous, text=True, about="pieces of the data set in its order"),
+    "contiguous": Kind(contiguous, text=True, about="pieces in the order of the data"),
     "iid": Kind(
         iid,
         IIDOptions(),
         text=True,
-        about="random samples of the whole",
+        about="random samples",
         word=lambda options: "-unequal" if options.unequal else "",
     ),
-    "natural": Kind(natural, text=True, about="the data's own owners, such as writers", partial=True),
+    "natural": Kind(natural, text=True, about="the data's owners, such as writers", partial=True),
 }

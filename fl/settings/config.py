@@ -82,8 +82,8 @@ class Config:
     rounds: AtLeast1 = 40
     """number of communication rounds"""
     patience: Natural = 0
-    """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients
-    validate (--local-valid), else a higher test accuracy; 0 is never"""
+    """stop after so many evaluations without a better one: validation loss if clients validate, else test accuracy;
+    0 is never"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
     """determines the split, the initial weights, the sampling and the batches"""
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -43,7 +43,7 @@ class DataSettings(Topic):
     dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
     samples: Annotated[Natural, Rare()] = 0
     """share out only this many samples, drawn at random; 0 is all"""
-    partition: Annotated[_Partition, tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = Chosen(
+    partition: Annotated[_Partition, tyro.conf.arg(help=f"who holds which samples: {partitions()}")] = Chosen(
         "dirichlet", KINDS["dirichlet"].options
     )
     pool_test_set: Annotated[bool, Rare()] = False
@@ -56,7 +56,7 @@ class DataSettings(Topic):
     """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
     (vgg16: 32x32)"""
     local_valid: _HeldOut = 0.0
-    """share of each client's samples that is held out for validation; 0 is none, or 0.1 for a method that needs some"""
+    """share of each client's samples held out for validation; methods that need some take 0.1 for 0"""
     local_test: _HeldOut = 0.0
     """share of each client's samples that is held out for testing"""
     text: TextOptions = TextOptions()

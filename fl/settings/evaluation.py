@@ -23,9 +23,8 @@ class EvaluationSettings(Topic):
     """evaluate the model of each client of a round on the test set every so many rounds, which takes as long as so many
     evaluations, and their similarity as FedMR's released code does; 0 is never (their cosine is always measured)"""
     metrics: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none")] = ()
-    """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or
-    balanced_accuracy; precision_per_class, recall_per_class or f1_per_class; your own: module:function from (outputs,
-    targets) to a number"""
+    """further metrics: scikit-learn's scorers, such as roc_auc_ovr or balanced_accuracy; precision_per_class,
+    recall_per_class or f1_per_class; your own: module:function from (outputs, targets) to a number"""
     best_by: Annotated[str, Rare(), tyro.conf.arg(metavar="COLUMN")] = "auto"
     """column of metrics.csv by which --patience, --keep-best and the summary find the best round, such as f1, loss or
     test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
@@ -34,7 +33,7 @@ class EvaluationSettings(Topic):
     checkpoint_every: Annotated[AtLeast1, Rare()] = 10
     """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""
     log: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none", items=LOGS)] = ()
-    """also log every round to tensorboard (in the run folder) or wandb; each is an extra of the same name"""
+    """also log to tensorboard (in the run folder) or wandb, extras of the same names"""
 
     def __post_init__(self) -> None:
         asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)

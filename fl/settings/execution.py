@@ -19,8 +19,7 @@ class ExecutionSettings(Topic):
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     backend: Annotated[str, one_of(*backend_names())] = "auto"
     """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one
-    program), graphs (CUDA graphs); auto chooses by the model's size and the number of clients on a CPU, and elsewhere
-    the fastest that was tried there and agrees with loop"""
+    program), graphs (CUDA graphs); auto: on a CPU by the model's size, elsewhere the fastest that agrees with loop"""
     max_parallel_clients: Annotated[Natural, Rare()] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     channels_last: Annotated[bool, Rare()] = False

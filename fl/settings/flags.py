@@ -60,7 +60,7 @@ class Command:
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """name of the run folder, which must be new [made from the settings]"""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """take the settings of this file, such as the config.yaml of a run; flags override them"""
+    """settings from a file, such as a run's config.yaml; flags override it"""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant or
     exponential and no client joins or leaves"""

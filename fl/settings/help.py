@@ -98,9 +98,8 @@ def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mappi
     say, after = program("run"), ""
     if not everything:
         after = (
-            f"These are the usual settings, and those of {','.join(experiment.algorithms)}. `{say} --algorithm NAME "
-            f"--help` shows those of another method, `{say} --help all` shows all settings. A recipe is named "
-            f"settings, which flags override: `{say} RECIPE --help` describes one."
+            f"Also: `{say} --algorithm NAME --help` (other methods' options), `{say} RECIPE --help`, and all settings: "
+            f"`{say} --help all`."
         )
     show("run", "[RECIPE] [--FLAG VALUE ...]", about, page | {"recipes": overview(recipes)}, after)
 

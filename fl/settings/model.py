@@ -20,9 +20,9 @@ class ModelSettings(Topic):
     """The global model, and the architectures of the clients."""
 
     name: Annotated[str, Named("model")] = "cnn"
-    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; hf:FOLDER,
-    of transformers, or hf-config:FOLDER, the same with drawn weights; your own: module:MyNet; for text
-    transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all of them)"""
+    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them); timm:NAME or torchvision:NAME; hf:FOLDER
+    of transformers, or hf-config:FOLDER with new weights; your own: module:MyNet; for text transformer, or
+    transformer_masked (predicts all tokens, 15% of them hidden)"""
     width: Rates = (1.0,)
     """shares of the hidden widths: one number for all, or one for each section of the model"""
     depth: Depths = ()
@@ -38,7 +38,7 @@ class ModelSettings(Topic):
     --architectures.depths 2-2-0-0,2-2-2-2 clients lack the last sections"""
     init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
-    those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
+    the library's own; a classifier for other classes gets new weights [all weights are new]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ Recipe = Callable[[], Experiment]
 
 
 def digits() -> Experiment:
-    """FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults.
+    """FedMR on scikit-learn's handwritten digits: the defaults.
 
     python -m fl.run digits
 
@@ -26,7 +26,7 @@ def digits() -> Experiment:
 
 
 def fashion_mnist() -> Experiment:
-    """FedAvg and FedMR on Fashion-MNIST: 100 clients, Dirichlet 0.5, 10 a round, McMahan's CNN, two seeds.
+    """FedAvg and FedMR on Fashion-MNIST: 100 clients, two seeds.
 
     python -m fl.run fashion-mnist
 
@@ -40,7 +40,7 @@ def fashion_mnist() -> Experiment:
 
 
 def cifar10() -> Experiment:
-    """FedAvg and FedMR on CIFAR-10: 100 clients, Dirichlet 0.5, 10 a round, LeNet, 500 rounds.
+    """FedAvg and FedMR on CIFAR-10: 100 clients, LeNet, 500 rounds.
 
     python -m fl.run cifar10
     python -m fl.run cifar10 --model resnet20 --fedmr.stage1-rounds 100
@@ -55,7 +55,7 @@ def cifar10() -> Experiment:
 
 
 def femam() -> Experiment:
-    """FeMAM, FedAvg and Local on 600 handwritten digits: 20 clients in 4 clusters with 3 of the 10 classes each.
+    """FeMAM, FedAvg and Local on 600 digits: 20 clients in 4 clusters.
 
     python -m fl.run femam
 
@@ -71,13 +71,13 @@ def femam() -> Experiment:
 
 
 def fedfa() -> Experiment:
-    """FedFA, HeteroFL and NeFL on handwritten digits: 20 clients with 2 of the 10 classes, of two widths and depths.
+    """FedFA, HeteroFL and NeFL on digits: 20 clients, two widths and depths.
 
     python -m fl.run fedfa
     python -m fl.run fedfa --attack.share 0.2 --attack.amplify 20
 
-    A narrow Pre-ResNet-20, half of whose clients take the smallest of four architectures. A round takes about ten
-    seconds on two busy CPU cores.
+    Each client has 2 of the 10 classes, and a part of a narrow Pre-ResNet-20; half of the clients have the smallest of
+    its four architectures. A round takes about ten seconds on two busy CPU cores.
     """
     return Experiment.of(
         algorithms=("heterofl", "nefl", "fedfa"), dataset="digits", partition="shards", class_share=0.2, clients=20,
@@ -88,7 +88,7 @@ def fedfa() -> Experiment:
 
 
 def text() -> Experiment:
-    """FedAvg on the words of Python's documentation, topics as clients: a narrow Transformer, measured by perplexity.
+    """FedAvg on Python's documentation: a narrow Transformer, perplexity.
 
     python -m fl.run text
 
@@ -116,7 +116,7 @@ def overview(recipes: Mapping[str, Recipe] = RECIPES) -> dict[str, str]:
     """Return a line about each recipe.
 
     >>> overview()["digits"]
-    "FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults."
+    "FedMR on scikit-learn's handwritten digits: the defaults."
     """
     return {name: _about(make).splitlines()[0] for name, make in recipes.items()}
 

@@ -51,11 +51,11 @@ class ClientSettings(Topic):
     """How many clients there are, and how many of them train in a round."""
 
     number: Annotated[AtLeast1, Named("clients")] = Default(20)
-    """number of clients that share out the training data; without this flag at least --participants"""
+    """number of clients; without this flag at least --participants"""
     participation: Annotated[Share, Rare()] = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
     participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
-    """how many clients train in a round; without this flag all clients where there are fewer than 5"""
+    """clients that train in a round; without this flag at most all"""
 
     def following(self) -> "ClientSettings":
         """Move numbers that nobody set into the limits that the others leave them."""
@@ -88,7 +88,7 @@ class LocalSettings(Topic):
     epochs: Annotated[AtLeast1, Named("local_epochs")] = 5
     """how often a client goes through its data in a round"""
     batch_size: AtLeast1 = 10
-    """samples in a training step; at most as many as the client with most samples has"""
+    """samples in a step; at most those of the largest client"""
     last_batch: Annotated[str, one_of(*LAST_BATCHES), Rare()] = "filled"
     """the last batch of an epoch: filled up with samples that the client has seen in this epoch, which then count
     twice; or partial, with those that are left, as a DataLoader of torch has it"""
@@ -112,9 +112,9 @@ class LocalSettings(Topic):
     clip: Annotated[AtLeast0, Rare()] = 0.0
     """clip a client's gradient to this norm; 0 is off"""
     loss: Annotated[str, tyro.conf.arg(metavar="NAME|MODULE:FUNCTION")] = losses.DEFAULT
-    """what clients minimise: cross_entropy or focal for classes; these, dice or dice_cross_entropy for masks; mse, mae
-    or huber for numbers; bce for several labels a sample; your own: module:function from (outputs, targets) to the loss
-    of each sample; default is cross_entropy, mse or bce, as the data are"""
+    """what clients minimise: cross_entropy or focal for classes, also dice or dice_cross_entropy for masks; mse, mae or
+    huber for numbers; bce for several labels; your own: module:function from (outputs, targets) to each sample's loss;
+    default is cross_entropy, mse or bce, as the data are"""
     label_smoothing: Annotated[
         float, number(float, least=0, below=1), OnlyWith("loss", "default", "cross_entropy"), Rare()
     ] = 0.0
