@@ -36,7 +36,7 @@ def row(method: Method) -> str:
     title, _, source = " ".join(inspect.cleandoc(module.__doc__ or "").split()).partition(": ")
     options = dataclasses.fields(method.options) if method.options else ()
     cells = (
-        f"[{title}](../../{module.__name__.replace(".", "/")}.py)",
+        f"[{title}](../../{'/'.join(module.__name__.split('.'))}.py)",
         paper(source),
         sentence(inspect.getdoc(method.make) or ""),
         ", ".join(f"`{one.name}`" for one in options) or "none",
