@@ -2,61 +2,66 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from fl.analysis.groups import find_runs, group, table
 from fl.base.console import guarded
 from fl.base.files import write_text
 from fl.base.tables import fitted
 from fl.compare import compare
+from fl.data import Dataset
 from fl.distributed import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
 from fl.runs.simulation import simulate
 from fl.runs.summary import advice, describe
+from fl.settings import Experiment
 from fl.settings.command_line import parse
 from fl.settings.recipes import RECIPES, Recipe
 
 
 def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECIPES) -> int:
-    """Run the command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C.
+    """Run every method and seed of the command line.
+
+    If there are several, each has a folder within that of the command, and one table and one figure compare them.
 
     Args:
         recipes: those whose name may be the first word.
+
+    Returns:
+        The exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C.
     """
     with guarded() as ended, joined():
-        ended.code = run(list(sys.argv[1:] if argv is None else argv), recipes)
+        request = parse([*(sys.argv[1:] if argv is None else argv)], recipes)
+        experiment, resume = request.experiment, request.resume is not None
+        experiment.check()
+        runs = experiment.runs()
+        dataset = runs[0].load().to(pick_device(runs[0].execution.device))
+        folder = request.resume or new_folder(request.out, request.name, experiment.title())
+        with resumable(folder):
+            if len(runs) == 1:
+                summary = simulate(runs[0], folder, resume, dataset)
+                failed = "failed" in summary
+                print(describe(summary))
+            else:
+                failed = _run_several(experiment, folder, resume, dataset)
+        if not current().rank:
+            print(advice(experiment, folder))
+        ended.code = int(failed)
     return ended.code
 
 
-def run(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> int:
-    """Run every method and seed of the command.
-
-    If there are several, each has a folder within that of the command, and one table and one figure compare them.
-    """
-    request = parse(argv, recipes)
-    experiment, resume = request.experiment, request.resume is not None
-    experiment.check()
-    runs = experiment.runs()
-    dataset = runs[0].load().to(pick_device(runs[0].execution.device))
-    folder = request.resume or new_folder(request.out, request.name, experiment.title())
-    with resumable(folder):
-        if len(runs) == 1:
-            summary = simulate(runs[0], folder, resume, dataset)
-            failed = "failed" in summary
-            print(describe(summary))
-        else:
-            inside = {folder / run_name(one): one for one in runs}
-            ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
-            failed = bool(ended.failed)
-            if not current().rank:
-                write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
-                print(f"\n{table(group(find_runs(ended.done)), fitted)}")
-                if failed:
-                    print(ended.describe())
+def _run_several(experiment: Experiment, folder: Path, resume: bool, dataset: Dataset) -> bool:
+    """Do the runs of an experiment and compare them. Returns whether one failed."""
+    inside = {folder / run_name(one): one for one in experiment.runs()}
+    ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
     if not current().rank:
-        print(advice(experiment, folder))
-    return int(failed)
+        write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
+        print(f"\n{table(group(find_runs(ended.done)), fitted)}")
+        if ended.failed:
+            print(ended.describe())
+    return bool(ended.failed)
 
 
 if __name__ == "__main__":

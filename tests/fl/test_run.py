@@ -226,7 +226,6 @@ def test_a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_pat
     passed = inside[inside.index((Path(cli.__file__), "main")) :]
     assert [f"{file.stem}.{name}" for file, name in passed] == [
         "run.main",
-        "run.run",
         "simulation.simulate",
         "simulation._rounds",
         "round.one_round",
