@@ -26,6 +26,10 @@ _GONE = {
     "secure-aggregation": "an app of Flower's own",
 }
 """From flags and groups of earlier versions that are gone to what a user takes instead."""
+
+OUTSIDE = {("model", "adapters")}
+"""Groups of extensions that stood in a topic: (topic, group)."""
+
 MOVED = {"joining": "presence", "leaving": "presence"}
 """From settings to the groups where they are now; files of earlier versions have them outside."""
 

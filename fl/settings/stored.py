@@ -98,7 +98,8 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if name in TOPICS and isinstance(value, dict):
             for inside, one in value.items():
-                yield from _alternative(named_in(name, inside), one)
+                outside = (name, inside) in earlier.OUTSIDE
+                yield from _alternative(inside if outside else named_in(name, inside), one)
         elif name in TOPICS and name not in PLACES:
             raise FLError(f"{name} is a topic, with settings in it: {name}: {{{next(iter(_fields_of(name)))}: ...}}")
         elif name == "method" and isinstance(value, dict):

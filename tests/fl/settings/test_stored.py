@@ -263,3 +263,10 @@ def test_such_a_run_does_not_go_on():
     with pytest.raises(FLError, match="earlier version"):
         check_resumable(EVERY + ALONE + DIRICHLET)
     check_resumable(Config().to_yaml())
+
+
+def test_adapters_are_also_read_within_the_topic_of_models():
+    config = Config.of(adapters={"kind": "lora", "rank": 3}, width=0.5)
+    assert Config.from_yaml("model: {width: [0.5], adapters: {kind: lora, rank: 3}}") == config
+    with pytest.raises(FLError, match="there twice"):
+        Config.from_yaml("model: {adapters: {kind: lora}}\nadapters: {kind: lora}")
