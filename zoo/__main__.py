@@ -2,6 +2,7 @@
 
 import json as json_format
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,7 +63,10 @@ def show(
     elif json:
         print("\n".join(json_format.dumps(_row(spec)) for spec in specs))
     else:
-        print(table(specs))
+        text = table(specs)
+        if sys.stdout.isatty() and max(map(len, text.split("\n"))) > shutil.get_terminal_size().columns:
+            text = table(specs, source=False)
+        print(text)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
@@ -85,8 +89,11 @@ def _row(spec: Spec) -> dict[str, Any]:
     return {"name": spec.name, **values, "width": spec.width, "source": spec.architecture.source}
 
 
-def table(specs: Sequence[Spec]) -> str:
+def table(specs: Sequence[Spec], source: bool = True) -> str:
     """Return names, parameters, MACs, input and sections of models, aligned.
+
+    Args:
+        source: whether the last column says where a model is from.
 
     >>> from zoo import Spec
     >>> print(table([Spec("resnet18"), Spec("resnet20", width=0.5)]))
@@ -100,6 +107,7 @@ def table(specs: Sequence[Spec]) -> str:
         blocks = ", ".join(map(str, row["sections"]))
         size = "x".join(map(str, row["input"]))
         rows.append((row["name"], f"{row['parameters']:,}", _short(row["macs"]), size, blocks, row["source"]))
+    rows = [row if source else row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     align = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust)
     lines = ["  ".join(place(cell, w) for place, cell, w in zip(align, row, widths)).rstrip() for row in rows]
