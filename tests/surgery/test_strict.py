@@ -62,6 +62,28 @@ def test_fixed_features_of_the_input_are_no_widths(name, caplog):
     assert not caplog.records
 
 
+class Skip(nn.Module):
+    """A field that reads the encoded position a second time, beside hidden features."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.register_buffer("frequencies", 2.0 ** torch.arange(4))
+        self.a, self.b, self.c = nn.Linear(24, width), nn.Linear(width + 24, width), nn.Linear(width, 4)
+
+    def forward(self, x):
+        angles = (x[..., None] * self.frequencies).flatten(-2)
+        encoded = torch.cat([angles.sin(), angles.cos()], -1)
+        return self.c(self.b(torch.cat([self.a(encoded).relu(), encoded], -1)).relu())
+
+
+def test_fixed_features_beside_hidden_ones_are_no_widths(caplog):
+    net, x = Skip(), torch.rand(5, 3)
+    small, _ = narrow(net, 0.5, x, strict=True)
+    half = surgery.load(Skip(8), surgery.state(small))
+    torch.testing.assert_close(half(x), small(x))
+    assert not caplog.records
+
+
 class Packed(nn.Module):
     """Sequences of several lengths, of the input or of embeddings."""
 
