@@ -69,7 +69,8 @@ def mixtures(model: nn.Module, *, experts: str | None = None) -> list[Mixture]:
         raise SurgeryError(
             f"no experts pattern {experts!r}: {hint(experts, names)}" if experts else
             f"{type(model).__name__} has no experts: none of its modules is called so and is a list, or holds tensors "
-            "with an axis of experts; name such modules with experts='*.branches'",
+            "with an axis of experts; name such modules with experts='*.branches'. A mixture out of dense models has "
+            "new routers: make it from its own class, and surgery.load(mixture, states, fit='whole') fills its experts",
             code="name" if experts else "unsupported",
         )  # fmt: skip
     inside: dict[str, list[str]] = {}

@@ -128,6 +128,16 @@ class Bank(nn.Module):
         return self.head(y.unflatten(1, (len(x), -1))[0].relu().mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_fake_quantisers_are_named():
+    quantization = pytest.importorskip("torch.ao.quantization")
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)).train()
+    net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    prepared = quantization.prepare_qat(net)
+    with refused("width: fake quantisers", "narrow the model first"):
+        narrow(prepared, 0.5, torch.rand(2, 3), strict=True)
+
+
 def spectral(norm):
     convolutions = (norm(nn.Conv2d(3, 12, 3)), nn.ReLU(), norm(nn.Conv2d(12, 16, 3)))
     return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
