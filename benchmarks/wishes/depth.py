@@ -8,7 +8,8 @@ from torch import nn
 
 import surgery
 from benchmarks.models.handwritten import MODELS
-from benchmarks.wishes.width import WORDS, llama, reloads
+from benchmarks.wishes.networks import WORDS, llama
+from benchmarks.wishes.width import reloads
 
 
 def drop_layers():
