@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from surgery.errors import SurgeryError, first_line
 
@@ -246,3 +247,12 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
         for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
             if isinstance(held, list) and any(id(item) in made for item in held):
                 vars(module)[attribute] = [made.get(id(item), item) for item in held]
+
+
+def renew_computed(model: nn.Module) -> None:
+    """Compute the weights that torch's pruning and its old weight_norm compute before each pass from other tensors."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values() if module._forward_pre_hooks else ():
+            if hasattr(hook, "apply_mask") or isinstance(hook, WeightNorm):
+                with torch.no_grad():
+                    hook(module, ())

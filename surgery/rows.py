@@ -3,18 +3,44 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
-from surgery.forward import ghost_of
+from surgery.forward import ghost_of, named_tensors
 from surgery.hooks import followers
 from surgery.names import is_inside, joined
-from surgery.plan import Edit, Plan, Source, structure
-from surgery.states import shapes_of, state
+from surgery.plan import Edit, Plan, Source, as_runs, structure
+from surgery.states import names_by_id, shapes_of, state
 from surgery.width.constants import NewSizes
 
 _log = logging.getLogger(__name__)
+
+
+Axes: TypeAlias = Mapping[tuple[str, str], int]
+"""By (module, attribute) of tensors the axis along which they have one position for each token or expert."""
+
+
+def tensors_along(model: nn.Module, axes: Axes) -> dict[str, tuple[Tensor, int]]:
+    """Return the tensors of the state that have such an axis, by name, tied ones once, and their axes."""
+    held = names_by_id(model)
+    named = [(tensor, axes[place]) for place, tensor in named_tensors(model) if place in axes]
+    return {held[id(tensor)]: (tensor, axis) for tensor, axis in named if id(tensor) in held}
+
+
+def keep_rows(model: nn.Module, axes: Axes, positions: Sequence[int]) -> tuple[dict[str, Source], list[Edit]]:
+    """Return where the kept positions of a state's tensors lie, and the edits that slice tensors outside of a state."""
+    runs, held = as_runs(positions), names_by_id(model)
+    entries: dict[str, Source] = {}
+    edits: list[Edit] = []
+    for (module, key), axis in axes.items():
+        tensor = getattr(model.get_submodule(module), key)
+        index = tuple(runs if i == axis else None for i in range(tensor.ndim))
+        if name := held.get(id(tensor)):
+            entries[name] = Source(name, index)
+        else:
+            edits.append({"do": "slice", "module": module, "attribute": key, "index": [*index]})
+    return entries, edits
 
 
 def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequence[Edit]) -> Plan:

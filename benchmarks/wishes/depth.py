@@ -8,7 +8,8 @@ from torch import nn
 
 import surgery
 from benchmarks.models.handwritten import MODELS
-from benchmarks.wishes.width import WORDS, llama, reloads
+from benchmarks.wishes.networks import WORDS, llama
+from benchmarks.wishes.width import reloads
 
 
 def drop_layers():
@@ -86,9 +87,9 @@ def hybrid():
 
 def identity_block():
     net = llama(num_hidden_layers=2)
-    deep, _ = surgery.graft(net, depths=[3], mode="identity", example=WORDS)
+    deep, _ = surgery.graft(net, depths=[[0, 0, 1, 1]], mode="identity", example=WORDS)
     assert torch.equal(deep(**WORDS).logits, net(**WORDS).logits)
-    optimizer, block = torch.optim.Adam(deep.parameters(), lr=0.01), deep.model.layers[2]
+    optimizer, block = torch.optim.Adam(deep.parameters(), lr=0.01), deep.model.layers[1]
     start = copy.deepcopy(block.state_dict())
     for _ in range(3):
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 
 import surgery
 from benchmarks.wishes import error_of
-from benchmarks.wishes.width import WORDS, llama
+from benchmarks.wishes.networks import WORDS, llama
 from surgery import merging
 
 

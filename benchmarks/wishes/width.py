@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, prune
-from torch.utils.checkpoint import checkpoint
 
 import surgery
 from benchmarks.calls import outputs
 from benchmarks.models.handwritten import MODELS
-
-IMAGE = torch.rand(2, 3, 16, 16)
+from benchmarks.wishes import networks
+from benchmarks.wishes.networks import IMAGE, WORDS, Net, llama
 
 
 def halve(build: Callable[[int], nn.Module], example: Any) -> Callable[[], None]:
@@ -37,62 +35,9 @@ def same_as(half: nn.Module, small: nn.Module, x: Any) -> bool:
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(outputs(half, x), outputs(small, x)))
 
 
-class Net(nn.Module):
-    """A network made of modules by name, and of a function that calls them."""
-
-    def __init__(self, call: Callable[..., Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.call = call
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs: Any) -> Tensor:
-        """Call the function with the network and its inputs."""
-        return self.call(self, *inputs)
-
-
-def coordinate_attention(net: Net, x: Tensor) -> Tensor:
-    a, b = net.split(x).chunk(2, 1)
-    y = torch.cat([a, b, net.inner(b)], 1)
-    pooled = torch.cat([y.mean(3, keepdim=True), y.mean(2, keepdim=True).transpose(2, 3)], 2)
-    rows, columns = net.squeeze(pooled).relu().split([y.shape[2], y.shape[3]], 2)
-    return net.last(y * net.rows(rows).sigmoid() * net.columns(columns.transpose(2, 3)).sigmoid())
-
-
-coordinate_attention_block = halve(
-    lambda s: Net(
-        coordinate_attention,
-        split=nn.Conv2d(3, 8 * s, 1),
-        inner=nn.Conv2d(4 * s, 4 * s, 3, padding=1),
-        squeeze=nn.Conv2d(12 * s, 4 * s, 1),
-        rows=nn.Conv2d(4 * s, 12 * s, 1),
-        columns=nn.Conv2d(4 * s, 12 * s, 1),
-        last=nn.Conv2d(12 * s, 5, 1),
-    ),
-    IMAGE,
-)
-implicit_parameters = halve(
-    lambda s: Net(
-        lambda net, x: net.last((net.first(x) + net.a).relu()) * net.m,
-        first=nn.Conv2d(3, 8 * s, 3),
-        a=nn.Parameter(torch.randn(1, 8 * s, 1, 1)),
-        last=nn.Conv2d(8 * s, 6, 1),
-        m=nn.Parameter(torch.randn(1, 6, 1, 1)),
-    ),
-    IMAGE,
-)
-weighted_fusion = halve(
-    lambda s: Net(
-        lambda net, x: net.last(
-            (net.w.relu()[0] * net.a(x) + net.w.relu()[1] * net.b(x)) / (net.w.relu().sum() + 1e-4)
-        ),
-        a=nn.Conv2d(3, 8 * s, 1),
-        b=nn.Conv2d(3, 8 * s, 1),
-        w=nn.Parameter(torch.tensor([0.3, 0.9])),
-        last=nn.Conv2d(8 * s, 4, 1),
-    ),
-    IMAGE,
-)
+coordinate_attention_block = halve(networks.coordinate_attention_block, IMAGE)
+implicit_parameters = halve(networks.implicit_parameters, IMAGE)
+weighted_fusion = halve(networks.weighted_fusion, IMAGE)
 
 
 def recurrent():
@@ -103,43 +48,14 @@ def recurrent():
         assert same_as(MODELS[name].half(), small, x)
 
 
-linear_as_image = halve(
-    lambda s: Net(
-        lambda net, x: net.up(net.first(x).relu().view(-1, net.up.in_channels, 4, 4)),
-        first=nn.Linear(6, 8 * s * 16),
-        up=nn.ConvTranspose2d(8 * s, 3, 2),
-    ),
-    torch.rand(2, 6),
-)
-one_output_channel = halve(
-    lambda s: Net(
-        lambda net, x: net.last((y := net.first(x).relu()) * net.one(y).sigmoid()),
-        first=nn.Conv2d(3, 8 * s, 3),
-        one=nn.Conv2d(8 * s, 1, 1),
-        last=nn.Conv2d(8 * s, 4, 1),
-    ),
-    IMAGE,
-)
-
-
-def diffusion(net: Net, x: Tensor, t: Tensor) -> Tensor:
-    angles = t[:, None] * torch.exp(-torch.arange(8) / 8.0)
-    time = net.time(torch.cat([angles.cos(), angles.sin()], 1)).sigmoid()
-    shift, scale, gate = net.modulate(time)[:, None].chunk(3, 2)
-    x = net.first(x)
-    return net.last(x + gate * checkpoint(net.mlp, x * (1 + scale) + shift, use_reentrant=False))
-
-
-def diffusion_net(s: int) -> Net:
-    mlp = nn.Sequential(nn.Linear(8 * s, 16 * s), nn.GELU(), nn.Linear(16 * s, 8 * s))
-    parts = {"time": nn.Linear(16, 6 * s), "modulate": nn.Linear(6 * s, 24 * s), "first": nn.Linear(5, 8 * s)}
-    return Net(diffusion, **parts, mlp=mlp, last=nn.Linear(8 * s, 5))
+linear_as_image = halve(networks.linear_as_image, torch.rand(2, 6))
+one_output_channel = halve(networks.one_output_channel, IMAGE)
 
 
 def diffusion_transformer():
     x = (torch.rand(2, 7, 5), torch.rand(2))
-    small, _ = surgery.narrow(diffusion_net(2).eval(), 0.5, x, strict=True)
-    half = surgery.load(diffusion_net(1).eval(), surgery.state(small))
+    small, _ = surgery.narrow(networks.diffusion_net(2).eval(), 0.5, x, strict=True)
+    half = surgery.load(networks.diffusion_net(1).eval(), surgery.state(small))
     assert torch.allclose(half(*x), small(*x), atol=1e-6)
 
 
@@ -157,29 +73,7 @@ def given_channels():
     assert torch.equal(small[2].weight, net[2].weight[:, [0, 1, 3, 4, 5, 7, 8, 10, 11]])
 
 
-def packed(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
-    rows = nn.utils.rnn.pack_padded_sequence(net.embed(x), lengths, batch_first=True, enforce_sorted=False)
-    return net.last(net.cell(rows)[1][0][-1])
-
-
-packed_lstm = halve(
-    lambda s: Net(
-        packed, embed=nn.Linear(5, 4 * s), cell=nn.LSTM(4 * s, 8 * s, batch_first=True), last=nn.Linear(8 * s, 3)
-    ),
-    (torch.rand(2, 6, 5), torch.tensor([6, 4])),
-)
-WORDS = {"input_ids": torch.randint(0, 60, (2, 8))}
-
-
-def llama(seed: int = 0, **settings: Any) -> nn.Module:
-    """Return a small Llama with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
-    return LlamaForCausalLM(
-        LlamaConfig(**{**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, **settings})
-    ).eval()
+packed_lstm = halve(networks.packed_lstm, (torch.rand(2, 6, 5), torch.tensor([6, 4])))
 
 
 def reloads(model: nn.Module) -> bool:
@@ -217,20 +111,7 @@ def exact_size():
     assert small[0].out_features == surgery.narrow(net, 7 / 25, torch.rand(2, 3))[0][0].out_features == 7
 
 
-u_net = halve(
-    lambda s: Net(
-        lambda net, x: net.last(
-            torch.cat(
-                [y := net.first(x), F.interpolate(net.deep(F.max_pool2d(net.depthwise(y) + y, 2)), scale_factor=2)], 1
-            )
-        ),
-        first=nn.Conv2d(3, 6 * s, 1),
-        depthwise=nn.Conv2d(6 * s, 6 * s, 3, padding=1, groups=6 * s),
-        deep=nn.Conv2d(6 * s, 8 * s, 1),
-        last=nn.Conv2d(14 * s, 4, 1),
-    ),
-    IMAGE,
-)
+u_net = halve(networks.u_net, IMAGE)
 
 
 def swin():
@@ -270,85 +151,26 @@ def wrapped():
         assert torch.equal(small(x), plain(x))
 
 
-chunks_and_remainders = halve(
-    lambda s: Net(
-        lambda net, x: F.pixel_shuffle(
-            net.last((y := F.pad(net.first(x), (0, -x.shape[3] % 5))).chunk(2, 1)[0] * y.chunk(2, 1)[1]), 2
-        ),
-        first=nn.Conv2d(3, 8 * s, 1),
-        last=nn.Conv2d(4 * s, 12, 1),
-    ),
-    IMAGE,
-)
-
-
-def restormer(net: Net, x: Tensor) -> Tensor:
-    b, _, h, w = x.shape
-    q, k, v = (part.reshape(b, net.heads, -1, h * w) for part in net.depthwise(net.qkv(x)).chunk(3, 1))
-    weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(2, 3) * net.temperature).softmax(-1)
-    return net.last((weights @ v).reshape(b, -1, h, w))
-
-
-def restormer_net(heads: int) -> Net:
-    c = 4 * heads
-    convolutions = {"qkv": nn.Conv2d(3, 3 * c, 1), "depthwise": nn.Conv2d(3 * c, 3 * c, 3, padding=1, groups=3 * c)}
-    return Net(
-        restormer,
-        **convolutions,
-        heads=heads,
-        temperature=nn.Parameter(torch.rand(heads, 1, 1)),
-        last=nn.Conv2d(c, 3, 1),
-    )
+chunks_and_remainders = halve(networks.chunks_and_remainders, IMAGE)
 
 
 def restormer_heads():
-    small, _ = surgery.narrow(restormer_net(4).eval(), 0.5, IMAGE, heads="drop")
-    half = surgery.load(restormer_net(2).eval(), surgery.state(small))
+    small, _ = surgery.narrow(networks.restormer_net(4).eval(), 0.5, IMAGE, heads="drop")
+    half = surgery.load(networks.restormer_net(2).eval(), surgery.state(small))
     assert torch.allclose(half(IMAGE), small(IMAGE), atol=1e-6)
-
-
-def point_cloud(net: Net, x: Tensor) -> Tensor:
-    y = net.first(x)
-    turn = net.turn(y.relu().amax(2)).view(-1, 8, 8) + torch.eye(8)
-    return net.last(net.second(turn @ y).relu().amax(2))
 
 
 def point_net():
     parts = {"first": nn.Conv1d(3, 8, 1), "turn": nn.Linear(8, 64), "second": nn.Conv1d(8, 16, 1)}
-    net, x = Net(point_cloud, **parts, last=nn.Linear(16, 4)).eval(), torch.rand(2, 3, 9)
+    net, x = Net(networks.point_cloud, **parts, last=nn.Linear(16, 4)).eval(), torch.rand(2, 3, 9)
     small, plan = surgery.narrow(net, 0.5, x)
     net.load_state_dict(plan.embed(surgery.state(small))[0])
     assert small.second.out_channels == 8
     assert torch.allclose(net(x), small(x), atol=1e-6)
 
 
-def dynamic(net: Net, x: Tensor) -> Tensor:
-    kernel = torch.einsum("k,koihw->oihw", net.gate(x.mean((0, 2, 3))).softmax(0), net.bank)
-    return net.last(F.conv2d(net.first(x), kernel))
-
-
-dynamic_convolutions = halve(
-    lambda s: Net(
-        dynamic,
-        first=nn.Conv2d(3, 6 * s, 1),
-        gate=nn.Linear(3, 2 * s),
-        bank=nn.Parameter(torch.rand(2 * s, 8 * s, 6 * s, 3, 3)),
-        last=nn.Conv2d(8 * s, 4, 1),
-    ),
-    IMAGE,
-)
-cbam = halve(
-    lambda s: Net(
-        lambda net, x: net.last(
-            (y := net.first(x))
-            * net.spatial(torch.cat([torch.max(y, 1)[0][:, None], y.mean(1, keepdim=True)], 1)).sigmoid()
-        ),
-        first=nn.Conv2d(3, 8 * s, 1),
-        spatial=nn.Conv2d(2, 1, 3, padding=1),
-        last=nn.Conv2d(8 * s, 4, 1),
-    ),
-    IMAGE,
-)
+dynamic_convolutions = halve(networks.dynamic_convolutions, IMAGE)
+cbam = halve(networks.cbam, IMAGE)
 
 
 def by_hand():
@@ -366,7 +188,6 @@ def computed_weights():
     scores = surgery.pruning.importance(net, example=IMAGE, by="l2")
     alive = net[0].weight.flatten(1).abs().sum(1) > 0
     small, _ = surgery.narrow(net, 0.5, IMAGE, scores=scores)
-    small(IMAGE)  # which multiplies weights and masks
     assert torch.equal(small[0].weight, net[0].weight[alive])
 
 

@@ -1,5 +1,6 @@
 """The exception of this package, its kinds that callers tell apart, the end by a signal; and what raises them."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,15 @@ from surgery.memory import shortage
 
 
 class FLError(ValueError):
-    """Something that cannot be run; the message is one line that names the setting and the way out."""
+    """Something that cannot be run; the message is one line that names the setting and the way out.
+
+    Where it names flags, a note, which only a traceback shows, says what these are called from Python.
+    """
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*message)
+        if words := in_python(str(self)):
+            self.add_note(words)
 
 
 class Diverged(FLError):
@@ -27,14 +36,34 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which stops what Ctrl-C stops, and in the same way."""
 
 
+_ARGUMENTS = {"name": "folder=...", "out": "folder=...", "resume": "resume=True", "seeds": "seed=..."}
+"""Flags of the command alone, and the arguments of `fl.simulate` and `fl.Config.of` that do what they do."""
+
+
+def in_python(message: str) -> str:
+    """Say what the flags that a message names are called from Python; "" if it names none.
+
+    >>> in_python("choose another --name, or give --femam.start global, and leave --flip out")
+    'from Python: --name is folder=..., --femam.start is femam={"start": ...}, --flip is flip=...'
+    """
+    words = []
+    for flag in dict.fromkeys(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)?)", message)):
+        group, dot, name = flag.replace("-", "_").rpartition(".")
+        argument = _ARGUMENTS.get(flag, f'{group}={{"{name}": ...}}' if dot else f"{name}=...")
+        words += [f"--{flag} is {argument}"] if flag != "help" else []
+    return f"from Python: {', '.join(words)}" if words else ""
+
+
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
     """Turn a SurgeryError within the block into an FLError that names a flag.
 
-    >>> with naming("--fedmr.unit"):
-    ...     raise SurgeryError("there is no such unit", code="argument")
-    Traceback (most recent call last):
-    fl.base.errors.FLError: --fedmr.unit: there is no such unit
+    >>> try:
+    ...     with naming("--fedmr.unit"):
+    ...         raise SurgeryError("there is no such unit", code="argument")
+    ... except FLError as error:
+    ...     print(error)
+    --fedmr.unit: there is no such unit
     """
     try:
         yield

@@ -276,9 +276,9 @@ Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> None:
     """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
 
-    >>> choice("--fruit", ["aple"], ["apple", "pear"])
+    >>> choice("fruit", ["aple"], ["apple", "pear"])
     Traceback (most recent call last):
-    fl.base.errors.FLError: unknown --fruit 'aple': did you mean apple? there are apple, pear
+    fl.base.errors.FLError: unknown fruit 'aple': did you mean apple? there are apple, pear
     """
     for value in values:
         if isinstance(value, str) and value in valid:

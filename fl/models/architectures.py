@@ -15,6 +15,7 @@ from fl.base.rng import Rng, draw
 from fl.base.settings import Blocks, OnlyWith, Share, one_of, several
 from fl.data import Dataset, fingerprint
 from fl.models.create import create
+from fl.models.custom_model import CustomSpec
 from fl.models.search import FEW, Space, largest_within, search
 from fl.models.zico import zico
 from fl.partition import Splits
@@ -118,11 +119,12 @@ def choose(
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
         key = (space, options.weak, options.deviation, *known_by)
-        if key not in _CHOSEN:
-            if len(_CHOSEN) >= 32:  # a long comparison in one process
-                _CHOSEN.clear()
-            _CHOSEN[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
-        chosen = _CHOSEN[key]
+        known = {} if isinstance(base, CustomSpec) else _CHOSEN  # a user's spec would keep the model in memory
+        if key not in known:
+            if len(known) >= 32:  # a long comparison in one process
+                known.clear()
+            known[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
+        chosen = known[key]
     elif options.choose == "paired":
         pairs = [base.scaled(width, depth) for width, depth in zip(options.widths, options.blocks())]
         chosen = [pairs[k % len(pairs)] for k in range(n)]

@@ -32,9 +32,11 @@ def check_init(init: str, model: str) -> None:
     """Raise FLError unless --init has a form that `find` takes for a model of this name. Nothing is opened.
 
     >>> check_init("timm", "resnet18")
-    >>> check_init("weights.txt", "resnet18")
-    Traceback (most recent call last):
-    fl.base.errors.FLError: --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
+    >>> try:
+    ...     check_init("weights.txt", "resnet18")
+    ... except FLError as error:
+    ...     print(error)
+    --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
     """
     if init not in LIBRARIES and Path(init).suffix not in SUFFIXES:
         raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")

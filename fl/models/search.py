@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -74,6 +74,11 @@ class Space:
             raise FLError(f"no such candidate: {error}") from None
         object.__setattr__(self, "widths", tuple(widths.values()))
         object.__setattr__(self, "depths", tuple(depths.values() if self.mixed else depths))
+
+    @cached_property
+    def counts(self) -> dict[tuple[Spec, Unit], int]:
+        """The counts of candidates that are known; they go with the space, since specs hold users' models."""
+        return {}
 
     @property
     def _slots(self) -> int:
@@ -257,7 +262,9 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
     """
 
     def count(spec: Spec) -> int:
-        return size(spec, unit)
+        if (spec, unit) not in space.counts:
+            space.counts[spec, unit] = size(spec, unit)
+        return space.counts[spec, unit]
 
     climbing = space.mixed and len(space) > FEW
     starts = [space.smallest] if climbing else list(space)
@@ -274,7 +281,6 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
     return best
 
 
-@lru_cache(maxsize=4096)
 def size(spec: Spec, unit: Unit) -> int:
     """Count the MACs of one sample, parameters, or bytes of a model. Only models of a library are built in memory.
 

@@ -63,9 +63,11 @@ def imported(path: str) -> Kind:
     Raises:
         FLError: for a path of neither.
 
-    >>> imported("fl.partition.unlabelled:KIND")
-    Traceback (most recent call last):
-    fl.base.errors.FLError: --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
+    >>> try:
+    ...     imported("fl.partition.unlabelled:KIND")
+    ... except FLError as error:
+    ...     print(error)
+    --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
     """
     found = find("partitions", path)
     try:

@@ -339,9 +339,15 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
             code="unsupported",
         )
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
-    if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
+    if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0", code="argument"
+            f"weights {shares}: adapters have no negative weights here; to subtract one (adapter arithmetic) is peft's "
+            "add_weighted_adapter, or surgery.merging.task_arithmetic of the merged models",
+            code="argument",
+        )
+    if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
+        raise SurgeryError(
+            f"weights {shares} for {len(states)} states: give each one, and one above 0", code="argument"
         )
     shares = [share / sum(shares) for share in shares]
     for k, (found, _) in enumerate(split[1:], 1):

@@ -15,7 +15,6 @@ from surgery.depth.tree import as_module, is_sequential, tensors
 from surgery.errors import SurgeryError
 from surgery.states import State, state
 
-Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 
 
@@ -30,9 +29,7 @@ def checked(model: nn.Module | State) -> nn.Module:
     return as_module(model)
 
 
-def depths_by_section(
-    model: nn.Module | State, found: Sequence[Section], depths: Depths | Kept, lists: bool = True
-) -> list[tuple[Section, Any]]:
+def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths: Kept) -> list[tuple[Section, Any]]:
     """Return the sections with the depths given for them, which may be lists of positions."""
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
@@ -42,7 +39,7 @@ def depths_by_section(
             "do follow each other, register their class by surgery.register_block, and leave the example out)"
         )
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
-    single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
+    single = [n for d in given for n in (d if isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
         raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}", code="argument")
     if isinstance(depths, Mapping):
@@ -117,23 +114,36 @@ def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> 
     return depth
 
 
-def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
-    """Raise SurgeryError if a section has too many blocks, or has to grow and its last block cannot be repeated."""
-    extra = depth - len(section.blocks)
-    if extra < 0:
+def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) -> list[int]:
+    """Return by position in a deeper section the block that it is or repeats.
+
+    SurgeryError if the section has too many blocks, or a block that is repeated cannot be.
+    """
+    have = len(section.blocks)
+    if isinstance(depth, int):
+        if depth < have:
+            raise SurgeryError(
+                f"section {section.name!r} has {have - depth} blocks more than {depth}: use ungraft to drop them",
+                code="depth",
+            )
+        depth = [min(position, have - 1) for position in range(depth)]
+    if sorted(depth) != [*depth] or {*depth} != {*range(have)}:
         raise SurgeryError(
-            f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them", code="depth"
+            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} does not have each of them, in their "
+            "order, with repeated ones behind each other",
+            code="argument",
         )
-    if extra and not repeatable(root, section):
-        last = section.blocks[-1]
-        shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(last)).values() if tensor.ndim > 1]
-        why = (
-            f"({shapes[0]} ... {shapes[-1]}) is not known to keep the shape of its input, or is used in several "
-            f"places; leave the section at {len(section.blocks)} blocks and deepen another one"
-            if shapes
-            else "has no matrices"
-        )
-        raise SurgeryError(f"section {section.name!r} cannot be deepened: its last block {last!r} {why}", code="depth")
+    for place, name in enumerate(section.blocks):
+        if list(depth).count(place) > 1 and not repeatable(root, section, place):
+            shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(name)).values() if tensor.ndim > 1]
+            why = (
+                f"({shapes[0]} ... {shapes[-1]}) is not known to keep the shape of its input, or is used in several "
+                f"places; leave the section at {have} blocks, repeat another block, or deepen another section"
+                if shapes
+                else "has no matrices"
+            )
+            raise SurgeryError(f"section {section.name!r} cannot be deepened: its block {name!r} {why}", code="depth")
+    return [*depth]
 
 
 Changed = TypeVar("Changed", bound=tuple)

@@ -1,4 +1,4 @@
-"""`graft` repeats the last blocks of sections, `ungraft` drops blocks; both return the plan, too."""
+"""`graft` repeats blocks of sections, `ungraft` drops blocks; both return the plan, too."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.depths import (
-    Depths,
     Kept,
     Way,
     check_order,
-    check_repeatable,
     checked,
     depths_by_section,
     first_that_runs,
+    origins_of,
     positions,
 )
 from surgery.depth.identity import zero_branches
@@ -38,16 +37,17 @@ StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 def graft(
     model: nn.Module | State,
     *,
-    depths: Depths,
+    depths: Kept,
     mode: Literal["copy", "identity"] = "copy",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
-    """Deepen a model: repeat the last block of each section until it has the given depth.
+    """Deepen a model: repeat the last block of each section up to a given depth, or given blocks.
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
         depths: the number of blocks of each section, in the order of `sections(model, example=example)` or by section
-            name; sections that are not named keep theirs.
+            name; sections that are not named keep theirs. Or, to repeat other blocks than the last, which block is at
+            each position: [0, 1, 1, 2] puts a new block, made from block 1, between blocks 1 and 2.
         mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the tensors that the residual
             branches of the new blocks use last (under weight_norm the magnitudes), so that the outputs stay the same
             (in evaluation mode, to 1e-5) and training can continue from there; it needs a module and an example.
@@ -67,12 +67,12 @@ def graft(
         copies, so `plan.embed(state(model))` is the deeper state. With `identity` the new blocks have no counterpart in
         the small model, and the mask of `embed` is False there.
 
-    The new blocks become entries of the list that holds the last one, and later entries move up: in a plain numbered
-    Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the last block is
-    replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: in a ModuleList
-    of declared blocks without an example, since the code that runs its entries may index them, and in any list for
-    which the example shows that it does. A state does not show which is the case: numbered siblings are then taken for
-    a Sequential, and the plan cannot `build`.
+    The new blocks become entries of the list that holds the repeated one, and later entries move up: in a plain
+    numbered Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the repeated
+    block is replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: in a
+    ModuleList of declared blocks without an example, since the code that runs its entries may index them, and in any
+    list for which the example shows that it does. A state does not show which is the case: numbered siblings are then
+    taken for a Sequential, and the plan cannot `build`.
 
     Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
@@ -81,7 +81,7 @@ def graft(
     configuration is not changed.
 
     Raises:
-        SurgeryError: for a section that is deeper already, whose last block cannot be repeated, or whose blocks are not
+        SurgeryError: for a section that is deeper already, of which a block cannot be repeated, or whose blocks are not
             known to run one after another; for a deeper model that does not run as it should; for scripted, lazy and
             quantised models.
 
@@ -99,11 +99,10 @@ def graft(
     root = checked(model)
     known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats
-    for section, depth in depths_by_section(model, [*known], depths, lists=False):
-        check_repeatable(root, section, depth)
-        last = len(section.blocks) - 1
-        if depth > last + 1:
-            origins[section] = [min(position, last) for position in range(depth)]
+    for section, depth in depths_by_section(model, [*known], depths):
+        places = origins_of(root, section, depth)
+        if len(places) > len(section.blocks):
+            origins[section] = places
     check_order(model, known, origins, depths, example)
     made = first_that_runs(root, [*known], origins, example, lambda ways: _deeper(root, [*known], origins, ways))
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
@@ -161,7 +160,9 @@ def _deeper(
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
     more = {section: len(origins[section]) - len(section.blocks) for section in ways}
     recount = {section: origins[section] for section in ways if ways[section].recount}
-    changed = renumbered(root, {s: Shift([0] * len(s.blocks), count) for s, count in more.items()})
+    changed = renumbered(
+        root, {s: Shift([origins[s].index(i) - i for i in range(len(s.blocks))], n) for s, n in more.items()}
+    )
     changed |= recounted(root, found, recount) if recount else {}
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
@@ -170,15 +171,16 @@ def _deeper(
     for (name, attribute), value in changed.items():
         set_attribute(deeper, name, attribute, value)
     copies: dict[str, list[nn.Module]] = {}
-    # From the last section to the first, so that renumbering does not move blocks that are still to be repeated.
-    for section in reversed(list(ways)):
-        last = section.blocks[-1]
-        copies[last] = copies_of(deeper, last, more[section], origin)
-        for by, block in enumerate(copies[last], 1):
+    repeated = [(section, i) for section in ways for i in range(len(section.blocks)) if origins[section].count(i) > 1]
+    # From the last to the first, so that renumbering does not move blocks that are still to be repeated.
+    for section, place in reversed(repeated):
+        first = section.blocks[place]
+        copies[first] = copies_of(deeper, first, origins[section].count(place) - 1, origin)
+        for by, block in enumerate(copies[first], 1):
             for attribute, modules in numbers(root, section).items():
-                for path in (name[len(last) + 1 :] for name in modules[-1]):
+                for path in (name[len(first) + 1 :] for name in modules[place]):
                     set_attribute(block, path, attribute, attribute_of(block, path, attribute) + by)
-        undo.insert(0, insert(deeper, last, copies[last], ways[section].resize))
+        undo.insert(0, insert(deeper, first, copies[first], ways[section].resize))
     return _Deeper(deeper, shared, copies, origin, undo)
 
 

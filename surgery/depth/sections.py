@@ -78,8 +78,8 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
         beside |= {block for section, seen in zip(found, shown) if seen is False for block in section.blocks}
 
 
-def repeatable(model: nn.Module | State, section: Section) -> bool:
-    """Return whether the section's last block may be repeated: its output has the shape of its input.
+def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> bool:
+    """Return whether a section's block, the last one or another, may be repeated: its output has its input's shape.
 
     It may if it has the same class, names and shapes of tensors, and hyper-parameters as the block before it (except
     rates and other fractions, names, positions and window shifts), or if its own layers show the same width at both
@@ -90,11 +90,13 @@ def repeatable(model: nn.Module | State, section: Section) -> bool:
     True
     """
     search = _Search(as_module(model))
-    last = section.blocks[-1]
-    places = [m for _, m in search.model.named_modules(remove_duplicate=False) if m is search.modules[last]]
+    block, before = section.blocks[place], section.blocks[:place]
+    places = [m for _, m in search.model.named_modules(remove_duplicate=False) if m is search.modules[block]]
     if len(places) > 1:
         return False
-    return search.joins(section.blocks[-2], last) if len(section.blocks) > 1 else search.keeps(last)
+    if before:
+        return search.joins(before[-1], block)
+    return search.keeps(block) or (len(section.blocks) > 1 and search.joins(block, section.blocks[1]))
 
 
 def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:

@@ -67,10 +67,10 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> 
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
     position = list(owner._modules).index(child)
-    if isinstance(owner, Chain):
+    if isinstance(owner, Chain) and position + 1 == len(owner):
         owner.extend(copies)
         return {"do": "unchain", "module": parent, "keep": position + 1}
-    if grow or _is_numbered_part(owner):
+    if grow or _is_numbered_part(owner) or isinstance(owner, Chain):
         _splice(owner, position + 1, 0, copies)
         return {"do": "remove", "module": parent, "first": position + 1, "count": len(copies)}
     block = owner._modules[child]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.experts.mixtures import Mixture, mixtures, tensors_of
+from surgery.experts.mixtures import Mixture, mixtures
 from surgery.forward import named_tensors
 from surgery.names import is_inside, joined, matches, outwards
-from surgery.plan import Edit, Plan, Source, as_runs
-from surgery.rows import count_edits, plan_of_rows
+from surgery.plan import Edit, Plan, Source
+from surgery.rows import count_edits, keep_rows, plan_of_rows, tensors_along
 from surgery.states import names_by_id, state
 
 Keep: TypeAlias = int | Sequence[int]
@@ -110,7 +110,7 @@ def merge(
     small = plan.built(model)
     means = state(small)  # of tensors of its own
     for one, own in grouped:
-        axes = {name: axis for name, (_, axis) in tensors_of(model, one).items()}
+        axes = {name: axis for name, (_, axis) in tensors_along(model, one.axes).items()}
         for position, members in enumerate(own):
             weights = _weights(one, members, scores)
             for name, parts in _of_experts(model, one, position, members).items():
@@ -255,22 +255,15 @@ def _of_experts(model: nn.Module, one: Mixture, position: int, members: Sequence
 
 def _plan(model: nn.Module, kept: Sequence[tuple[Mixture, Sequence[int]]]) -> Plan:
     """Return the plan of a model with fewer experts."""
-    held = names_by_id(model)
-    values = state(model)
-    entries = {name: Source(name, (None,) * tensor.ndim) for name, tensor in values.items()}
+    entries = {name: Source(name, (None,) * tensor.ndim) for name, tensor in state(model).items()}
     edits: list[Edit] = []
     modules = dict(model.named_modules())
     for one, numbers in kept:
         if len(numbers) == one.size:
             continue
-        runs = as_runs(numbers)
-        for name, (tensor, axis) in tensors_of(model, one).items():
-            entries[name] = Source(name, tuple(runs if i == axis else None for i in range(tensor.ndim)))
-        for module, key, axis in one.router:
-            tensor = getattr(modules[module], key)
-            if id(tensor) not in held:
-                index = [runs if i == axis else None for i in range(tensor.ndim)]
-                edits.append({"do": "slice", "module": module, "attribute": key, "index": index})
+        rows, slices = keep_rows(model, one.axes, numbers)
+        entries |= rows
+        edits += slices
         for holder in one.lists:
             gone = [joined(holder, key) for key in [*modules[holder]._modules][len(numbers) :]]
             for name in [name for name in entries if any(is_inside(name, expert) for expert in gone)]:

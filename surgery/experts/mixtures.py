@@ -9,7 +9,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import hint, is_inside, joined, matches, outwards
 from surgery.plan import structure
-from surgery.states import names_by_id, shapes_of
+from surgery.states import shapes_of
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _EXPERTS = re.compile(r"expert|moe|mixture")
@@ -38,6 +38,11 @@ class Mixture(NamedTuple):
     router: tuple[tuple[str, str, int], ...]
     chosen: int
     groups: int
+
+    @property
+    def axes(self) -> dict[tuple[str, str], int]:
+        """By (module, attribute) of the fused tensors and the router's, their axis of experts."""
+        return dict.fromkeys(self.fused, 0) | {(module, key): axis for module, key, axis in self.router}
 
 
 def mixtures(model: nn.Module, *, experts: str | None = None) -> list[Mixture]:
@@ -69,7 +74,8 @@ def mixtures(model: nn.Module, *, experts: str | None = None) -> list[Mixture]:
         raise SurgeryError(
             f"no experts pattern {experts!r}: {hint(experts, names)}" if experts else
             f"{type(model).__name__} has no experts: none of its modules is called so and is a list, or holds tensors "
-            "with an axis of experts; name such modules with experts='*.branches'",
+            "with an axis of experts; name such modules with experts='*.branches'. A mixture out of dense models has "
+            "new routers: make it from its own class, and surgery.load(mixture, states, fit='whole') fills its experts",
             code="name" if experts else "unsupported",
         )  # fmt: skip
     inside: dict[str, list[str]] = {}
@@ -203,14 +209,6 @@ def _number(modules: dict[nn.Module, None], names: re.Pattern) -> int:
     """Return the first whole number that modules hold in an attribute of such a name; 0 if there is none."""
     held = (value for module in modules for key, value in vars(module).items() if names.search(key))
     return next((value for value in held if type(value) is int), 0)
-
-
-def tensors_of(model: nn.Module, mixture: Mixture) -> dict[str, tuple[Tensor, int]]:
-    """Return the tensors of the state that have an axis of experts, by name, and which axis that is."""
-    held = names_by_id(model)
-    places = dict.fromkeys(mixture.fused, 0) | {(module, key): axis for module, key, axis in mixture.router}
-    named = {place: tensor for place, tensor in named_tensors(model) if place in places}
-    return {held[id(t)]: (t, places[place]) for place, t in named.items() if id(t) in held}
 
 
 def experts_of(model: nn.Module, mixture: Mixture) -> list[list[Tensor]]:

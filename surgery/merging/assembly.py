@@ -89,6 +89,13 @@ def passthrough(
         others = sections(other if runs else metas(other), example=example if runs else None)
         places.append({section.name: section.blocks for section in others})
     for name, chosen in blocks.items():
+        if name not in places[0] and "expert" in name:
+            raise SurgeryError(
+                f"the first model has no experts {name!r}, and passthrough makes no mixture of experts out of dense "
+                "models (mergekit's moe): its routers lie in none of them. Make the mixture from its own class, and "
+                "surgery.load(mixture, states, fit='whole') with the dense models' tensors under its experts' names",
+                code="unsupported",
+            )
         if name not in places[0]:
             found = ", ".join(map(repr, places[0])) or "none"
             raise SurgeryError(f"the first model has no section {name!r}; it has {found}", code="name")

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from surgery.copying import copy_sharing, replace_tensors
+from surgery.copying import copy_sharing, renew_computed, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
@@ -349,6 +349,7 @@ class Plan:
         expected = {name: self.small_shapes.get(name, ()) for name in names}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
         replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
+        renew_computed(small)
         return small
 
     def to_json(self) -> str:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import ghost_of
-from surgery.plan import Plan, Source, as_runs, structure
-from surgery.rows import plan_of_rows
+from surgery.plan import Plan, Source, structure
+from surgery.rows import keep_rows, plan_of_rows, tensors_along
 from surgery.states import shapes_of, state
 from surgery.vocabulary.tables import Tables, number_edits, size_edits, tables_of
 from surgery.vocabulary.tokens import extended, reduced
@@ -127,7 +127,7 @@ def grow(
     plan = _plan(model, tables, [*range(tables.size), *(one[0] for one in like)])
     grown = plan.built(model)
     values = state(grown)  # of tensors of its own
-    for name, (_, axis) in tables.in_state(model).items():
+    for name, (_, axis) in tensors_along(model, tables.axes).items():
         if added and values[name].is_floating_point():
             _fill(values[name].movedim(axis, 0), tables.size, rows if isinstance(rows, str) else like)
     return Resized(grown, plan, large)
@@ -166,15 +166,6 @@ def _renumbered(model: nn.Module, tables: Tables, kept: Sequence[int]) -> Plan:
 
 def _plan(model: nn.Module, tables: Tables, positions: Sequence[int]) -> Plan:
     """Return the plan of a model whose tokens are these of the full one's."""
-    entries = {name: Source(name, (None,) * tensor.ndim) for name, tensor in state(model).items()}
-    runs = as_runs(positions)
-    for name, (tensor, axis) in tables.in_state(model).items():
-        entries[name] = Source(name, tuple(runs if i == axis else None for i in range(tensor.ndim)))
-    held = {id(tensor) for tensor, _ in tables.in_state(model).values()}
-    edits = [
-        {"do": "slice", "module": module, "attribute": key,
-         "index": [runs if i == axis else None for i in range(tensor.ndim)]}
-        for (module, key), axis in tables.axes.items()
-        if id(tensor := getattr(model.get_submodule(module), key)) not in held
-    ]  # fmt: skip
-    return plan_of_rows(model, entries, [*edits, *size_edits(model, tables, len(positions))])
+    whole = {name: Source(name, (None,) * tensor.ndim) for name, tensor in state(model).items()}
+    rows, edits = keep_rows(model, tables.axes, positions)
+    return plan_of_rows(model, whole | rows, [*edits, *size_edits(model, tables, len(positions))])

@@ -11,7 +11,6 @@ from surgery.forward import named_tensors
 from surgery.names import hint, joined, matches, outwards
 from surgery.plain import is_settings
 from surgery.plan import Edit
-from surgery.states import names_by_id
 
 _TOKENS = re.compile(r"word|tok(en)?(?!_?type)|wte|vocab|shared|lexic", re.IGNORECASE)
 _OTHERS = re.compile(r"pos|type|seg|time|wpe", re.IGNORECASE)
@@ -32,12 +31,6 @@ class Tables(NamedTuple):
 
     size: int
     axes: dict[tuple[str, str], int]
-
-    def in_state(self, model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-        """Return those of the state by name, tied ones once, and their axes."""
-        held = names_by_id(model)
-        named = [(tensor, self.axes[place]) for place, tensor in named_tensors(model) if place in self.axes]
-        return {held[id(tensor)]: (tensor, axis) for tensor, axis in named if id(tensor) in held}
 
 
 def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:

@@ -136,7 +136,13 @@ def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink
     if not whole:
         return ""
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
-    return _list(f"{some} of {type(model).__name__} cannot {what}:", whole, "; surgery.widths lists all")
+    quantised = any(name in width.why.text for width in whole for name in ("fake_quantize", "_fq_"))
+    last = (
+        "its fake quantisers (torch.ao.quantization.FakeQuantize) hold scales of channels that no plan carries: narrow "
+        "the model first, then prepare it for quantisation-aware training"
+    )
+    first = f"{some} of {type(model).__name__} cannot {what}:"
+    return _list(first, whole, "; surgery.widths lists all", last * quantised)
 
 
 def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:

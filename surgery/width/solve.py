@@ -235,6 +235,13 @@ def read_by_layers(solution: Solution) -> set[Atom]:
             return False
         return source in solution.parameters if isinstance(source[0], str) else has_weights[source[0]]
 
+    def is_feature(source: Any, atom: Atom) -> bool:
+        """Return whether weights helped to compute an atom's positions, in a concatenation those of its own part."""
+        if not is_of_weights(source) or isinstance(source[0], str) or (step := solution.steps[source[0]]).name != "cat":
+            return is_of_weights(source)
+        parts = zip(step.sources, step.inputs)
+        return any(is_feature(part, atom) for part, axes in parts if any(atom in atoms(axis) for axis in axes))
+
     def is_held(source: Any) -> bool:
         while source is not None and isinstance(source[0], int) and solution.steps[source[0]].name in _LAYOUTS:
             source = solution.steps[source[0]].sources[0]
@@ -245,8 +252,8 @@ def read_by_layers(solution: Solution) -> set[Atom]:
         has_weights.append(any(map(is_of_weights, step.sources)))
         (x, _, summed), (w, _, _) = tuple(factors(step)) or ((0, 0, []), (0, 0, []))
         for one, other in ((x, w), (w, x)) if summed else ():
-            if is_held(step.sources[one]) and is_of_weights(step.sources[other]):
-                found |= {*summed}
+            if is_held(step.sources[one]):
+                found |= {atom for atom in summed if is_feature(step.sources[other], atom)}
     return found
 
 

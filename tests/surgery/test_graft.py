@@ -908,3 +908,64 @@ def test_a_list_of_the_configuration_with_an_entry_for_each_block_follows_whatev
     assert windows(plan.build(deeper)) == windows(net) == [2, 4, 8]
     shallow, plan = ungraft(net, keep=[(0, 2)], example=x)
     assert windows(shallow) == windows(Plan.from_json(plan.to_json()).build(net)) == [2, 8]
+
+
+PLACES = ([0, 1, 1, 1, 2], [0, 1, 1, 2, 2], [0, 0, 1, 2])
+
+
+def rows(*blocks):
+    return nn.Sequential(nn.Linear(3, 4), nn.Sequential(*blocks), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("held", ["module", "state"])
+def test_blocks_repeat_at_given_places(held, places):
+    net, x = rows(*(Block(4, 4, False) for _ in range(3))), torch.rand(2, 3)
+    given_net = net if held == "module" else state(net)
+    deep, plan = graft(given_net, depths={"1": places}, example=x if held == "module" else None)
+    expected = rows(*(copy.deepcopy(net[1][place]) for place in places))
+    expected[0], expected[2] = net[0], net[2]
+    values = state(deep) if held == "module" else deep
+    assert list(values) == list(state(expected))
+    assert all(torch.equal(values[name], tensor) for name, tensor in state(expected).items())
+    assert all(torch.equal(tensor, values[name]) for name, tensor in plan.embed(state(net))[0].items())
+    if held == "module":
+        assert torch.equal(deep(x), expected(x))
+        assert torch.equal(plan.build(deep)(x), net(x))
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("way", ["list", "chain"])
+def test_new_blocks_at_given_places_change_nothing(way, places):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(4, 4, False) for _ in range(3))
+
+        def forward(self, x):
+            if way == "chain":  # whose entries the code indexes
+                return self.blocks[2](self.blocks[1](self.blocks[0](x)))
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    net, x = Listed(), torch.rand(2, 4)
+    deep, plan = graft(net, depths=[places], mode="identity", example=x)
+    blocks = [module for module in deep.modules() if isinstance(module, Block)]
+    assert [bool(block.b.weight.any()) for block in blocks] == [
+        place not in places[:i] for i, place in enumerate(places)
+    ]
+    assert all(torch.equal(block.a.weight, net.blocks[place].a.weight) for block, place in zip(blocks, places))
+    torch.testing.assert_close(deep(x), net(x))
+    torch.testing.assert_close(plan.build(deep)(x), net(x))
+    again, back = graft(
+        deep, depths={surgery.sections(deep, example=x)[0].name: [0, 0, *range(1, len(places))]}, example=x
+    )
+    assert len([module for module in again.modules() if isinstance(module, Block)]) == len(places) + 1
+    torch.testing.assert_close(back.build(again)(x), net(x))
+
+
+@pytest.mark.parametrize("places", [[0, 2], [1, 0, 2], [0, 1, 2, 3], [0, 1, 0, 2]])
+def test_places_that_are_no_deeper_section_are_refused(places):
+    with refused("argument: '1'"):
+        graft(rows(*(Block(4, 4, False) for _ in range(3))), depths={"1": places})

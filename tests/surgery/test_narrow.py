@@ -18,6 +18,7 @@ from refusals import refused
 from selection import some
 from symmetric import Made
 from torch import nn
+from torch.nn.utils import prune
 
 import surgery
 import zoo
@@ -1361,6 +1362,15 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
     assert small.q.out_features == 8
     assert getattr(small, name) == 4
     assert small.pad_value == 8
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("hook", [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), nn.utils.weight_norm])
+def test_a_weight_that_a_hook_computes_is_there_before_the_first_pass(hook):
+    net = nn.Sequential(hook(nn.Linear(3, 8)), nn.ReLU(), nn.Linear(8, 2))
+    small, _ = narrow(net, 0.5, torch.rand(2, 3))
+    assert torch.equal(small[0].weight, net[0].weight[:4])
+    copy.deepcopy(small)
 
 
 class _Auxiliary(nn.Module):

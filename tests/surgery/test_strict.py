@@ -62,6 +62,28 @@ def test_fixed_features_of_the_input_are_no_widths(name, caplog):
     assert not caplog.records
 
 
+class Skip(nn.Module):
+    """A field that reads the encoded position a second time, beside hidden features."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.register_buffer("frequencies", 2.0 ** torch.arange(4))
+        self.a, self.b, self.c = nn.Linear(24, width), nn.Linear(width + 24, width), nn.Linear(width, 4)
+
+    def forward(self, x):
+        angles = (x[..., None] * self.frequencies).flatten(-2)
+        encoded = torch.cat([angles.sin(), angles.cos()], -1)
+        return self.c(self.b(torch.cat([self.a(encoded).relu(), encoded], -1)).relu())
+
+
+def test_fixed_features_beside_hidden_ones_are_no_widths(caplog):
+    net, x = Skip(), torch.rand(5, 3)
+    small, _ = narrow(net, 0.5, x, strict=True)
+    half = surgery.load(Skip(8), surgery.state(small))
+    torch.testing.assert_close(half(x), small(x))
+    assert not caplog.records
+
+
 class Packed(nn.Module):
     """Sequences of several lengths, of the input or of embeddings."""
 
@@ -104,6 +126,16 @@ class Bank(nn.Module):
         kernels = torch.einsum("be,eoihw->boihw", self.gate(x.mean((2, 3))).softmax(-1), self.kernels)
         y = F.conv2d(x.flatten(0, 1)[None], kernels.flatten(0, 1), groups=len(x))
         return self.head(y.unflatten(1, (len(x), -1))[0].relu().mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_fake_quantisers_are_named():
+    quantization = pytest.importorskip("torch.ao.quantization")
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)).train()
+    net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    prepared = quantization.prepare_qat(net)
+    with refused("width: fake quantisers", "narrow the model first"):
+        narrow(prepared, 0.5, torch.rand(2, 3), strict=True)
 
 
 def spectral(norm):

@@ -221,6 +221,7 @@ def test_an_alpha_beside_another_scale_is_refused():
         (lambda: adapters.stack([]), "argument"),
         (lambda: adapters.stack([ONE, ONE], [1]), "argument"),
         (lambda: adapters.stack([ONE, ONE], [0, 0]), "argument"),
+        (lambda: adapters.stack([ONE, ONE], [1, -1]), "argument: add_weighted_adapter"),
         (lambda: adapters.stack([ONE, OTHER]), "mismatch"),
         (lambda: adapters.rank_of(UNEQUAL), "mismatch"),
     ],

@@ -58,6 +58,10 @@ def test_what_is_not_there_is_named():
     wide = nn.Sequential(nn.Linear(3, 4), body(3), nn.Linear(4, 5))
     for call, expected in [
         (lambda: merging.passthrough([a, b], blocks={"x": [(0, 0)]}), "name: 'x'"),
+        (
+            lambda: merging.passthrough([a, b], blocks={"1.*.experts": [(0, 0), (1, 0)]}),
+            "unsupported: mixture of experts",
+        ),
         (lambda: merging.passthrough([a, b], blocks={"1": [(0, 3)]}), "name"),
         (lambda: merging.passthrough([a, b], blocks={"1": [(2, 0)]}), "name"),
         (lambda: merging.passthrough([a, b], blocks={"1": [(0, 0), (0, 0)]}), "argument"),
