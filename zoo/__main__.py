@@ -107,9 +107,8 @@ def table(specs: Sequence[Spec], source: bool = True) -> str:
         blocks = ", ".join(map(str, row["sections"]))
         size = "x".join(map(str, row["input"]))
         rows.append((row["name"], f"{row['parameters']:,}", _short(row["macs"]), size, blocks, row["source"]))
-    rows = [row if source else row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    align = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust)
+    align = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust)[: 6 if source else 5]
     lines = ["  ".join(place(cell, w) for place, cell, w in zip(align, row, widths)).rstrip() for row in rows]
     return "\n".join(lines)
 
