@@ -110,7 +110,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         sent = torch.tensor(update.arrived)
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
-        noise, labels = _drawn(counts.sum(0), options, rng)
+        noise, targets = _drawn(counts.sum(0), options, rng)
         generator, memory = train_generator(
             server["generator"],
             {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
@@ -118,7 +118,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
             (update.received[weight], update.received[bias] if bias else None),
             upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
             upload(noise.to(like.dtype), device),
-            upload(labels, device),
+            upload(targets, device),
             options.diversity,
         )
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
