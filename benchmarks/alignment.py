@@ -32,7 +32,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import report
@@ -121,24 +121,25 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as Markdown; losses are the means over seeds, accuracies in percent."""
-    headings = ["networks", "width", "trained on", "pairs", "aligned by", "barrier, train", "barrier, test"]
-    headings += ["accuracy at the ends", "in the middle", "`align`, CPU seconds"]
+    """Return the rows as Markdown, a line for each training; means over seeds."""
+    ways = ("as trained", "weights", "activations")
+    headings = ["networks", "width", "trained on", "ends", "barrier: " + ", ".join(ways), "middle: " + ", ".join(ways)]
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
-    found: dict[tuple, list[dict]] = {}
+    groups: dict[tuple, dict[str, list[dict]]] = {}
     for row in rows:
-        settings = (row[what] for what in ("case", "width", "samples", "epochs", "by", "repaired"))
-        found.setdefault(tuple(settings), []).append(row)
+        settings = tuple(row[setting] for setting in ("case", "width", "samples", "epochs", "repaired"))
+        groups.setdefault(settings, {}).setdefault(row["by"], []).append(row)
 
-    def mean(same: list[dict], what) -> float:
-        return sum(map(what, same)) / len(same)
+    def mean(same: list[dict], value: Callable[[dict], float]) -> float:
+        return sum(map(value, same)) / len(same)
 
-    for (case, width, samples, epochs, by, repaired), same in found.items():
-        train_, test, seconds = (mean(same, lambda row, w=w: row[w]) for w in ("train", "test", "seconds"))
-        ends, middle = mean(same, lambda row: sum(row["ends"]) / 2), mean(same, lambda row: row["middle"])
-        cells = [case, f"{width:g}", f"{samples:,} x {epochs}", f"{len(same)}", by + (", repaired" if repaired else "")]
-        cells += [f"{train_:.3f}", f"{test:.3f}", f"{100 * ends:.1f}", f"{100 * middle:.1f}"]
-        lines.append(f"| {' | '.join([*cells, f'{seconds:.1f}' if seconds else '-'])} |")
+    for (case, width, samples, epochs, repaired), by in groups.items():
+        ends = mean(by["as trained"], lambda row: sum(row["ends"]) / 2)
+        barriers = (f"{mean(by[way], lambda row: row['test']):.2f}" if way in by else "-" for way in ways)
+        middles = (f"{100 * mean(by[way], lambda row: row['middle']):.1f}" if way in by else "-" for way in ways)
+        cells = [case + (", repaired" if repaired else ""), f"{width:g}", f"{samples:,} x {epochs}"]
+        cells += [f"{100 * ends:.1f}", ", ".join(barriers), ", ".join(middles)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: that of the command, or 2 if it cannot be carried out."""
+    """Run the command line. Return the command's exit code, or 2 if the command cannot run."""
     name, *arguments = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written

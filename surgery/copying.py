@@ -213,7 +213,7 @@ _ATOMS = {type(None), bool, int, float, str}
 _EMPTY = {dict, OrderedDict, list, set}
 _SIMPLE = _ATOMS | _EMPTY | {tuple}  # types of nearly all attributes of a module
 _HELD = {"_modules", "_parameters", "_buffers"}
-_OWN = vars(nn.Module()).keys()  # whose empty dictionaries have no attributes
+_OWN = vars(nn.Module()).keys()  # its empty dictionaries have no attributes
 _PLAIN = {  # by name of what a class may say about copies of its instances, what it has if it says nothing
     f"__{name}__": getattr(nn.Module, f"__{name}__", None)
     for name in ("deepcopy", "reduce", "reduce_ex", "getstate", "getnewargs", "getnewargs_ex", "new", "slots")

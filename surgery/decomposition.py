@@ -28,7 +28,7 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
     Args:
-        model: any module, or a state, whose layers are the modules that its names tell of, all of the kind "Part".
+        model: any module, or a state. A state's layers are the modules in its names, all of the kind "Part".
             Without an example no forward pass is run, and meta tensors are enough.
         unit: what counts as one piece.
             `layer`: a module that owns tensors, with everything that it owns: weight, bias, norm statistics. If a

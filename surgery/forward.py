@@ -68,8 +68,8 @@ _LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most
 
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[str]]:
-    """Give a stack of the names of this model's modules whose forward is running; the outermost is ""."""
-    stack, key = [""], object()  # without torch's handles, of which each is several objects
+    """Yield a stack with the names of the modules that are running; the outermost is ""."""
+    stack, key = [""], object()  # without torch's handles: each is several objects
     hooks: list[dict[Any, Any]] = []
 
     def leave(module, args, output):
@@ -92,7 +92,7 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
 
 
 class Uses(Watch):
-    """Notes the order in which operations first take tensors, of which the names are given by id.
+    """Notes the order in which operations first take tensors; `names` are by id.
 
     >>> late, early = torch.ones(2), torch.ones(2)
     >>> with Uses({id(late): "late", id(early): "early"}) as uses: _ = (3 * early) * late
@@ -139,7 +139,7 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
 
     Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation. In
     training mode batch norms and dropout evaluate all the same: the axes are those of training, which refuses a single
-    value a channel. What the code draws is the same in every pass, and nobody else's numbers change.
+    value a channel. Random numbers are the same in every pass, and other code's generators do not change.
 
     Args:
         own_draws: False where the body also takes batches of the caller's, who may draw them.
@@ -171,9 +171,9 @@ def _set_training(module: nn.Module, flag: bool) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python's collector of cyclic garbage waits; also a decorator.
+    """Pause Python's collector of cyclic garbage in the block; also a decorator.
 
-    A trace makes so many objects that it would look at all of torch's again, which takes as long as the rest.
+    A trace makes many objects. The collector would then scan all of torch's objects again, which doubles the time.
     """
     on = gc.isenabled()
     gc.disable()
@@ -186,9 +186,9 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Random numbers of torch, NumPy and Python begin anew, and are put back afterwards.
+    """Fix the generators of torch, NumPy and Python in the block, and restore them afterwards.
 
-    torch's begin where no seed begins, so that it shows if the code sets one.
+    torch's start from a state that no seed has, so that a seed set by the code shows.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = range(len(torch.cuda.default_generators)) if torch.cuda.is_initialized() else ()
@@ -294,14 +294,14 @@ class Observed(NamedTuple, Generic[T]):
 def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T], hint: str = "") -> Observed[T]:
     """Let `watch` run a copy of the model on an example, if possible on the meta device, where nothing is computed.
 
-    Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run where they are;
-    why is kept in the result and logged. What runs is a copy, since a forward pass may leave things behind.
+    Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run on their own
+    device; the result holds the reason, which is also logged. A copy runs, since a forward pass may change the model.
 
     Args:
-        hint: what the error says at its end if the model does not run on the example.
+        hint: the end of the error's text if the model does not run on the example.
 
     Raises:
-        SurgeryError: if the model cannot be copied, does not run on the example, or does so only while nobody watches.
+        SurgeryError: if the model cannot be copied, does not run on the example, or runs only without `watch`.
     """
     if isinstance(example, Mapping):
         example = dict(example)  # torch looks into plain dicts, but not into every mapping

@@ -35,7 +35,7 @@ class Follower(Protocol):
 
         Args:
             model: the model, or a copy on the meta device.
-            plan: the plan of the new model, whose attributes are right.
+            plan: the plan of the new model. The model's attributes are already set.
             sizes: what sizes of axes become.
             difference: where the new model, built by a plan with such edits, does something else than predicted.
         """

@@ -18,7 +18,7 @@ Reader: TypeAlias = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True)
 class Pieces:
-    """A tensor of which any stretch of elements can be read.
+    """A tensor that is read one stretch of elements at a time.
 
     >>> pieces = Pieces.of(torch.arange(6.0).view(2, 3))
     >>> pieces.read(2, 4), pieces.size, pieces.whole().shape
@@ -88,7 +88,7 @@ class Pieces:
 
 
 class LazyState(Mapping[str, Tensor]):
-    """A state whose tensors are read, or computed, when they are asked for, and not kept.
+    """A state that reads or computes a tensor at each access, and does not keep it.
 
     `surgery.merging` takes such states and gives them; `surgery.files.write` writes them slab by slab.
 

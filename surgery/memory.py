@@ -12,7 +12,7 @@ _FREE_ANYWAY = 2**30  # so little is not asked for
 def free_memory() -> float | None:
     """Return bytes that this process can still take, swap included.
 
-    They are those of the machine, or of its control group if that has fewer. Caches that the system gives back when
+    They are the machine's, or its control group's if that has fewer. Caches that the system gives back when
     memory is short count as free.
 
     None on systems that do not say so (other than Linux).
@@ -42,7 +42,7 @@ def _group_swap() -> float:
 
 
 def shortage(needed: int) -> str:
-    """Return what an error says if so many bytes are more than there are; "" if there are enough, or nobody knows.
+    """Return the text of an error if fewer bytes are free; "" if enough are, or if that is unknown.
 
     >>> shortage(1000), shortage(10**18).split(", ")[0]
     ('', 'would take at least 1,000,000,000.0 GB of memory')

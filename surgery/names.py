@@ -15,7 +15,7 @@ def joined(module: str, name: str) -> str:
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Return whether a name is that of a module or of anything inside it; everything is inside the root "".
+    """Return whether a name belongs to a module or to anything inside it; everything is inside the root "".
 
     >>> is_inside("layer1.0.conv1", "layer1"), is_inside("layer1", "layer1"), is_inside("layer10", "layer1")
     (True, True, False)
@@ -24,7 +24,7 @@ def is_inside(name: str, module: str) -> bool:
 
 
 def outwards(name: str) -> list[str]:
-    """Return a module's name and those of the modules around it, the root last.
+    """Return the names of a module and of the modules around it, the root last.
 
     >>> outwards("layer1.0"), outwards("")
     (['layer1.0', 'layer1', ''], [''])

@@ -33,7 +33,7 @@ def follow(
     Hooks and learning rate schedulers stay with the old optimizer: `scheduler.optimizer = optimizer` takes one along.
 
     Args:
-        optimizer: of any class whose states have the parameters' shapes: SGD, Adam, AdamW, NAdam, Adagrad, RMSprop,
+        optimizer: of any class with states of the parameters' shapes: SGD, Adam, AdamW, NAdam, Adagrad, RMSprop,
             Muon, ... It is not changed and shares no memory with the result.
         before: the model that it trains.
         after: the model that the operation has made.
@@ -259,7 +259,7 @@ def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
 def _carried(
     name: str, states: Mapping[str, Mapping[str, Any]], way: _Way, other: Mapping[str, tuple[int, ...]], kind: str
 ) -> dict[str, Any]:
-    """Return the state of a parameter after, made of those of the parameters before that it is made of."""
+    """Return the state of a new parameter, from the states of the old parameters that it is made of."""
     result: dict[str, Any] = {}
     for key in dict.fromkeys(key for entries in states.values() for key in entries):
         values = {origin: entries[key] for origin, entries in states.items() if key in entries}

@@ -1,4 +1,4 @@
-"""Attributes of modules that hold plain values, or objects whose attributes do."""
+"""Attributes of modules that hold plain values, or objects with plain attributes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def is_settings(value: Any) -> bool:
-    """Return whether a value is an object whose attributes may be set, such as a configuration.
+    """Return whether a value is an object with attributes that may be set, such as a configuration.
 
     No module, tensor or class.
     """
@@ -37,8 +37,8 @@ _ATOMS = {type(None), bool, int, float, str}
 def is_like(old: Any, value: Any) -> bool:
     """Return whether one plain value may take the place of another.
 
-    A number may take that of a number, a list of such items that of a list. A number or a list of numbers may take the
-    place of None, and None theirs.
+    A number may replace a number, and a list of such items a list. A number or a list of numbers may replace None,
+    and None may replace them.
 
     >>> is_like(8, 0.5), is_like((2, 2), [1]), is_like(None, 4), is_like(8, "8"), is_like(8, True)
     (True, True, True, False, False)

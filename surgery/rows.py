@@ -92,7 +92,7 @@ def _restricted(plan: Plan, module: str, part: nn.Module) -> Plan:
 
 
 def count_edits(modules: Mapping[str, nn.Module], names: re.Pattern, old: int, new: int) -> list[Edit]:
-    """Return edits of modules' whole numbers that are `old` and whose names say what they count."""
+    """Return edits of modules' integers that equal `old` and have names that say what they count."""
     return [
         {"do": "set", "module": module, "attribute": key, "value": new}
         for module, held in modules.items()

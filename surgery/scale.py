@@ -34,7 +34,7 @@ _ROW = 1024  # squares are summed over a row in the tensor's own precision, and 
 
 
 def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
-    """Return the L2 norm of the entries whose magnitude is at most the q-quantile of the magnitudes (W95 of the paper).
+    """Return the L2 norm of the entries with magnitudes up to their q-quantile (W95 of the paper).
 
     The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It is at least the
     entry below that position and less than the next one, so that entry is used as an exact threshold, for any n and
@@ -100,13 +100,13 @@ def match_norms(models, plans=None, q=0.95, *, groups=None, mask=None):
         groups: names of tensors (with plans, of the full model's) that have one norm and one factor together, as
             `segments(layers(model))` gives them. Tensors in no group are not scaled, so `[(n,) for n in parameters]`
             leaves norm statistics as they are. By default each floating tensor is a group.
-        mask: boolean tensors as `average` takes them. A model's norm is that of the elements that it covers; all of its
+        mask: boolean tensors as `average` takes them. A model's norm is over the elements that it covers; all of its
             elements are scaled. Tensors without a mask are covered entirely. Plans take its place.
 
     Returns:
         The scaled models, which share no memory with the input, and by name of each scaled tensor its factors [K] (at
         least float32; with plans as `norm_factors` gives them). The models are a stack, or with plans a list of states.
-        Integer and boolean tensors are copied. A model whose norm is 0 (it covers nothing of the group, or only zeros)
+        Integer and boolean tensors are copied. A model with norm 0 (it covers nothing of the group, or only zeros)
         or below a millionth of the largest gets factor 1 and is not counted in the mean; the paper would divide by it.
 
     Raises:
@@ -158,7 +158,7 @@ def norm_factors(
     Args:
         models, q, groups, mask: as for `match_norms`.
         plans: where each model lies, all in one full model. A tensor with several sources, as in a grafted block,
-            counts at each of them. A model's norm is that of the tensors that it has of a group.
+            counts at each of them. A model's norm is over its tensors of a group.
         weights: [K], non-negative: models of weight 0 are ignored, all others count alike. None: all count.
         measure: `norm` is the paper's. `rms` divides it by the square root of the number of entries in it, so that a
             narrow model is not scaled up merely because it has fewer entries.
@@ -227,7 +227,7 @@ def _measure_parts(
     """Do what `_measure_stack` does, of models that plans place in one full model."""
     members = client_weights(weights, len(states)).nonzero().flatten().tolist()
     small = [
-        # An index matters only if it repeats positions, of which one counts.
+        # An index matters only if it repeats positions: one of them counts.
         {full: [(n, index if repeats(index) else ()) for n, index in held] for full, held in plan.parts.items()}
         for plan in plans
     ]

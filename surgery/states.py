@@ -85,7 +85,7 @@ def state(model: nn.Module) -> State:
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
-    """Return the state that was given, or that of a module; SurgeryError for anything else, which `what` names.
+    """Return a state, given as such or as a module; SurgeryError, which names `what`, for anything else.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -130,7 +130,7 @@ def _is_state(values: Any) -> bool:
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:
-    """Return the stack that was given, or that of a list of states or modules; SurgeryError for anything else.
+    """Return a stack, given as such or as a list of states or modules; SurgeryError for anything else.
 
     >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
     torch.Size([2, 2])
@@ -149,7 +149,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: Non
 @overload
 def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: How) -> tuple[nn.Module, Fit]: ...
 def load(model, values, *, fit=None):
-    """Copy a state, or that of another module, into `model`, in place, and return the model.
+    """Copy a state, or another module's state, into `model`, in place, and return the model.
 
     Tied tensors are set through one of their names.
 
@@ -209,7 +209,7 @@ def load(model, values, *, fit=None):
                 f"tensor {name!r} is {own[name].dtype} in the model and {known[source].dtype} in the state",
                 code="mismatch",
             )
-    if not is_lazy_state:  # of which one tensor at a time is read
+    if not is_lazy_state:  # a lazy state is read one tensor at a time
         # Views of the model's own memory, of layers that change places say, are read before any of it is written.
         memory = {_memory(tensor) for tensor in own.values()}
         values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
@@ -232,7 +232,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
-    """Stack K states, or those of modules, of one architecture: tensors of shape S become [K, *S].
+    """Stack K states or modules of one architecture: tensors of shape S become [K, *S].
 
     `unstack` is the inverse.
 
@@ -325,7 +325,7 @@ def distance(a: Models, b: Models) -> Tensor:
 def cosine(a: Models, b: Models | None = None) -> Tensor:
     """Return cosine similarity between the models of two stacks or lists, or of one with itself.
 
-    It is that of all floating-point tensors together.
+    It is over all floating-point tensors together.
 
     Returns:
         [K, M] in [-1, 1]. The similarity with a model that is zero everywhere is 0.

@@ -25,4 +25,4 @@ def in_threads(function: Callable[[_Job], _Result], jobs: Sequence[_Job]) -> lis
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(function, jobs))
     finally:
-        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process
+        torch.set_num_threads(allowed)  # the threads' setting also changed the process's

@@ -73,7 +73,7 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 def as_bytes(tensor: Tensor) -> Tensor:
     """View the numbers of a tensor as bytes, uint8 [n], on its device; they are copied unless they are contiguous.
 
-    `Tensor.view` alone refuses axes of size 1 whose stride is not 1, as `array[:, None]` of NumPy leaves them.
+    `Tensor.view` alone refuses axes of size 1 with another stride than 1, as `array[:, None]` of NumPy leaves them.
 
     >>> as_bytes(torch.tensor(1, dtype=torch.int16).expand(1, 1))
     tensor([1, 0], dtype=torch.uint8)

@@ -536,7 +536,7 @@ def test_what_others_can():
 
     found = json.loads((RESULTS / "others.json").read_text())["claims"]
     assert found.keys() == others.CLAIMS.keys()
-    assert others.table(found) in PAGES["docs/results/surgery.md"]
+    assert all(claim["holds"] for claim in found.values())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a federated method is: a client function and a server function."""
+"""A federated method: a client function and a server function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ from fl.federation.update import ClientUpdate
 from surgery import Plan, Stack, State, broadcast, state
 
 Server: TypeAlias = dict[str, State | Stack]
-"""What the server stores from round to round, by name. It is saved and restored as it is, and always has "global"; its
-part "clients", if there is one, is what clients keep for themselves, see `fl.federation.Federation.client_states`."""
+"""What the server stores from round to round, by name. Checkpoints save and restore it unchanged. It always has a part
+"global". Its part "clients", if there is one, holds what clients keep for themselves, see
+`fl.federation.Federation.client_states`."""
 
 Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
-"""What happens to the clients' update on its way to the server: (update, message, clients, rng) -> update."""
+"""A change of the clients' update on its way to the server: (update, message, clients, rng) -> update."""
 
 
 class Levels(NamedTuple):
     """Which model each client has on each level, see `fl.analysis.structure`.
 
     Attributes:
-        names: what each level holds: "global" (one model), a number (of cluster models) or "personal" (a model for each
-            client).
+        names: the kind of each level: "global" (one model), a number (of cluster models) or "personal" (a model
+            for each client).
         models: the number of each client's model on each level, -1 for none: [levels, clients].
         trained: how many levels have been trained so far, counted from the first.
     """
@@ -53,34 +54,34 @@ def check_server(server: Server) -> Server:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method. Its functions do not know where clients are: here, over ranks, or on machines of their own.
+    """A federated method. Its functions do not know where clients are: in this process, on ranks, on other machines.
 
     Attributes:
-        fed: the federation that it was made for.
+        fed: the federation that the method was made for.
         init: () -> server, before the first round.
-        client: (message, client_states, clients, rng) -> update: what the clients of a round do with what they receive
-            and with their states [K, ...], all of them at once. It must treat each client as if it were alone. What
+        client: (message, client_states, clients, rng) -> update: the work of all clients of a round at once, from the
+            message that they receive and their states [K, ...]. It must treat each client as if it were alone. What
             they send, `update.received`, has the names of the message's "model", or is empty.
-        aggregate: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
-            columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
-            (`rng.round`). It must not need `update.client_states`, nor the states in the part "clients", which stays
-            as it is: clients on other machines keep these.
-        send: (server, clients, rng) -> the message to each of the clients, see `fl.federation.clients.Message`. None:
+        aggregate: (server, clients, update, rng) -> server: the server's rule. A method with columns of its own
+            returns (server, metrics). It uses its arguments only and does not change the given server. Rounds count
+            from 1 (`rng.round`). It must not use `update.client_states` or the server's part "clients", since clients
+            on other machines keep these states; that part stays as it is.
+        send: (server, clients, rng) -> the message to the clients, see `fl.federation.clients.Message`. None:
             the global model.
-        steps: what happens between client and server, in this order.
+        steps: changes of the update between client and server, in this order.
         models: server -> the models that clients predict with. None: the global one.
-        personalize: (models, client_states, clients, rng) -> the models [K, ...] that clients make of those that
-            `models` says and of their client states, to predict with. None: they take them as they are.
-        keeps: server -> whether the clients of a round need their states. None: if the server has such a part.
-        sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct clients, drawn
-            uniformly by `Federation.sample`.
-        plan: client -> where its model lies in the global one, for methods whose clients always have the same part of
-            it; None for others.
+        personalize: (models, client_states, clients, rng) -> the models [K, ...] that clients predict with, made from
+            the result of `models` and from their client states. None: they predict with the result of `models`.
+        keeps: server -> True if the clients of a round need their states. None: if the server has a part "clients".
+        sample: (server, rng) -> the clients of a round, for methods that choose them. None: `Federation.sample` samples
+            K distinct clients uniformly.
+        plan: client -> the plan of its model in the global one, for methods where a client always has the same part;
+            None for others.
         levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
-        lacks: what it cannot do of `fl.federation.capabilities`.
-        always_aggregates: whether the server's rule is asked also in a round in which no update arrives.
+        lacks: the capabilities (`fl.federation.capabilities`) that the method does not have.
+        always_aggregates: whether `aggregate` is called even in a round in which no update arrives.
         max_rounds: number of rounds -> (how many of them it can do, why not one more); None: all of them.
-        name: what it is called.
+        name: the method's name.
     """
 
     fed: Federation
@@ -101,10 +102,10 @@ class Algorithm:
     name: str = "this method"
 
     def check(self, needs: Mapping[str, str]) -> None:
-        """Raise FLError if it lacks what a setting, or what is to wrap it, needs.
+        """Raise FLError if the method lacks a capability that a setting or an extension needs.
 
         Args:
-            needs: from names of `fl.federation.capabilities.CAPABILITIES` to the flags that ask for them.
+            needs: by name in `fl.federation.capabilities.CAPABILITIES`, the flags that need the capability.
         """
         capabilities.check(self.name, self.lacks, needs)
 
@@ -115,7 +116,7 @@ class Algorithm:
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
         """Do a round: the server's message, the clients' update, the steps between, the server's rule.
 
-        If no update arrives, the server stays as it was.
+        If no update arrives, the server does not change (but see `always_aggregates`).
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
@@ -137,25 +138,25 @@ class Algorithm:
     def aggregated(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
-        """Return what the server's rule makes of an update, and its metrics, if it has some."""
+        """Return the new server, which `aggregate` makes from an update, and the method's metrics, if it has some."""
         result = self.aggregate(server, clients, update, rng)
-        after, found = result if isinstance(result, tuple) else (result, {})
+        after, metrics = result if isinstance(result, tuple) else (result, {})
         if not isinstance(after, dict) or not isinstance(after.get("global"), dict):
             raise FLError(f"aggregate of {self.name} returns {kind(after)}: return a dict of the server's parts")
         if lost := server["global"].keys() - after["global"].keys():
             raise FLError(f"aggregate of {self.name} leaves {min(lost)!r} out of the global model: return all tensors")
-        return after, found
+        return after, metrics
 
     def client_models(self, server: Server) -> ClientModels:
-        """Return the models that clients predict with. Clients on other machines make theirs themselves."""
+        """Return the models that clients predict with. Clients on other machines make their own."""
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize and not self.fed.transport.has_data:
             return models._replace(client_states=server.get(CLIENTS, {}))
-        everybody = range(len(self.fed.clients))
-        return self._personal(server, models, everybody) if self.personalize else models
+        all_clients = range(len(self.fed.clients))
+        return self._personal(server, models, all_clients) if self.personalize else models
 
     def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
-        """Return logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
+        """Return logits [N, classes] for uint8 images, of the deployed model or of one client's models."""
         if client is None:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):
@@ -166,20 +167,20 @@ class Algorithm:
         return predict(self.fed.predict, models.levels, client, images, models.mean)
 
     def _personal(self, server: Server, models: ClientModels, clients: Sequence[int]) -> ClientModels:
-        """Return what some clients make of their models, a row each."""
+        """Return the models that some clients personalized, one row per client."""
         client_states = server.get(CLIENTS, {})
-        made = self.personalize(
+        stack = self.personalize(
             given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
         )
-        return personal(made, len(clients))
+        return personal(stack, len(clients))
 
     def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
-        """Return what went over the network, see `fl.federation.traffic`."""
-        fed, known = self.fed, {}
+        """Return the traffic of a round, see `fl.federation.traffic`."""
+        fed, nbytes = self.fed, {}
         models = fed.models_of(clients)
         for model in models:
-            known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
+            nbytes[id(model)] = nbytes.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
-        mean = sum(known[id(model)] for model in models) / len(models)
+        mean = sum(nbytes[id(model)] for model in models) / len(models)
         sent = traffic.nbytes(update.received) if update.sent is None else update.sent
         return traffic.count(update.sizes, mean, sum(tensor.nbytes for tensor in received), sent)

@@ -35,7 +35,7 @@ class APFLOptions:
 
 
 def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
-    """FedAvg whose clients mix the global model w with one of their own, v: they predict with alpha v + (1 - alpha) w.
+    """FedAvg; clients mix the global model w with their own model v. They predict with alpha v + (1 - alpha) w.
 
     A participant makes two steps on each batch, both from where the two models are, w as in FedAvg, and v along the
     gradient of the loss of the mixture with respect to v:
@@ -44,7 +44,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
     and sends w, which is averaged. v goes on from where it was, and begins as the initial model; so does the v of a
     client that never took part. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture
-    are v's. Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is that of w.
+    are v's. Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is w's.
 
     With `adaptive`, alpha ← alpha - eta <v - w, grad f(alpha v + (1 - alpha) w)>, kept within [0, 1], at the first step
     of a client in each round, as in the released code.
@@ -78,7 +78,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 class Mixture(nn.Module):
     """The model that is shared, beside it the client's own, and the share of that in their mixture.
 
-    Its output is the logits of the shared model and those of the mixture.
+    Its output is the logits of the shared model and the logits of the mixture.
     """
 
     def __init__(self, model: nn.Module, alpha: float, adaptive: bool) -> None:
@@ -107,7 +107,7 @@ class Mixture(nn.Module):
 
 
 def mixed(loss: Loss) -> Objective:
-    """Return the loss of the shared model; the gradient has also that of the mixture, with respect to the rest."""
+    """Return the loss of the shared model; the gradient adds the mixture's, with respect to the rest."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch
@@ -122,7 +122,7 @@ class TwoModelOptimizer(NamedTuple):
 
     Attributes:
         lr: the learning rate of all.
-        inner: the models' optimizer, whose own learning rate is not used.
+        inner: the models' optimizer. Its own learning rate is not used.
     """
 
     lr: float | Tensor
@@ -130,7 +130,7 @@ class TwoModelOptimizer(NamedTuple):
     adaptive: bool
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """Return what is kept, before the first step: that of both models, and which step it is."""
+        """Return the initial optimizer state: both models' states and the number of the step."""
         of_models = (self.inner.memory(half) for half in self._models(params))
         kept = {f"{i}.{name}": tensors for i, own in enumerate(of_models) for name, tensors in own.items()}
         return {**kept, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}

@@ -20,19 +20,19 @@ from surgery.transfer import double, download, upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
-    """FedAvg whose clients are sampled from K distributions over similar clients; the K models have equal weights.
+    """FedAvg; clients are sampled from K distributions over similar clients, and the K models have equal weights.
 
     A client's expected weight is its share of the samples, whatever the clusters, so the average is unbiased. Clients
     are compared by the angle between their representative gradients, as in the paper's experiments (FedMR's released
     code takes L1 distances). A client's gradient is what it changed in the trained parameters when it last took part.
-    It is zero for a client that never did, which makes it equal to all others that never did, and puts it at a right
-    angle to the rest; in the authors' code it is equal to everybody. That code also clusters the rows of the matrix of
-    angles as if they were points, where this one takes the angles as distances. And what is left over fills the
-    smallest distribution first there, while here the largest group comes first.
+    The gradient of a client that never took part is 0: its distance is 0 to clients like it, and a right angle to the
+    others. In the authors' code its distance to all clients is 0. That code also clusters the rows of the matrix of
+    angles as if they were points; here the angles are distances. There, what is left over fills the smallest
+    distribution first; here the largest group comes first.
 
-    A large client, or one in several distributions, may be drawn several times in a round. It then trains several
-    times, with the same result, and counts as often as it was drawn, in the metrics too. A client that is dropped keeps
-    its former gradient, and the remaining models have equal weights.
+    A large client, or one in several distributions, may be sampled several times in a round. It then trains several
+    times, with the same result, and counts as often as it was sampled, in the metrics too. A dropped client keeps its
+    former gradient, and the remaining models have equal weights.
 
     The server keeps a gradient of every client in float32: n * P numbers, which are in every checkpoint, too, and take
     twice the memory while they are replaced. It also needs n * n angles.
@@ -145,7 +145,7 @@ def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
 
 
 def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """Return one client from each distribution, drawn independently: K clients, some of which may be the same."""
+    """Sample one client from each distribution, independently: K clients, perhaps with repetitions."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
 

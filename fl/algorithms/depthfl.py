@@ -40,7 +40,7 @@ def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algo
     convolutions before the pooling of each exit but the last; here there is neither.
 
     Raises:
-        FLError: for a model without exits, and for distillation of other outputs than those of classes.
+        FLError: for a model without exits, and for distillation if outputs are not logits of classes.
     """
     check_exits(fed, "depthfl", bool(options.distil))
     nested = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))

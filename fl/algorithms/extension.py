@@ -1,4 +1,4 @@
-"""What an extension is: settings of its own, and what they wrap. Those of `fl.extensions` are examples."""
+"""An extension: settings of its own, and the wrappers that they switch on. `fl.extensions` has examples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -66,8 +66,8 @@ class Extension:
     defaults everything is as without the extension, and none of its functions is called.
 
     Attributes:
-        options: the defaults, a frozen dataclass whose fields become flags and settings.
-        check: settings of the run -> raises FLError if it does not go with them.
+        options: the defaults, a frozen dataclass. Its fields become flags and settings.
+        check: settings of the run -> raises FLError if it excludes them.
         needs: options -> from what a method must be able to do (`fl.federation.capabilities`) to the flags that ask.
         model: how it changes the model; at most one extension of a run does.
         federation: (federation, settings of the run, random streams of the run) -> the federation that is to take its
@@ -108,7 +108,7 @@ class Extension:
 def hiding(
     algorithm: Algorithm, hide: Callable[[Server], Server], show: Callable[[Server, Server], Server]
 ) -> Algorithm:
-    """Return an algorithm whose functions do not see a part of the server.
+    """Hide a part of the server from an algorithm's functions.
 
     Args:
         hide: the server -> the server without it.

@@ -23,7 +23,7 @@ class FedAdagradOptions:
 
 
 def fedadagrad(fed: Federation, options: FedAdagradOptions = FedAdagradOptions()) -> Algorithm:
-    """FedAvg whose server makes Adagrad's step along the clients' mean update: all squares of the past count alike.
+    """FedAvg; the server makes Adagrad's step along the clients' mean update: all past squares have equal weight.
 
     See `fl.algorithms.fedadam.adaptive`.
     """

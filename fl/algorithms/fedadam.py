@@ -28,7 +28,7 @@ class FedAdamOptions:
 
 
 def fedadam(fed: Federation, options: FedAdamOptions = FedAdamOptions()) -> Algorithm:
-    """FedAvg whose server makes Adam's step along the clients' mean update; see `adaptive`."""
+    """FedAvg; the server makes Adam's step along the clients' mean update; see `adaptive`."""
 
     def squares(before, square):
         return options.beta2 * before + (1 - options.beta2) * square
@@ -39,7 +39,7 @@ def fedadam(fed: Federation, options: FedAdamOptions = FedAdamOptions()) -> Algo
 def adaptive(
     fed: Federation, lr: float, beta1: float, tau: float, squares: Callable[[Tensor, Tensor], Tensor]
 ) -> Algorithm:
-    """FedAvg whose server takes the clients' mean update for a gradient, and divides by the root of its squares.
+    """FedAvg; the server takes the clients' mean update as a gradient, and divides by the root of its squares.
 
     The squares are of the mean update, as in the paper's fifth version on arXiv, in Flower and in FL-bench, not of the
     momentum. As in the paper the moments have no bias correction, and the squares begin at tau^2. Buffers (batch-norm

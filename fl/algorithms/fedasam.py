@@ -26,9 +26,9 @@ class FedASAMOptions:
 
 
 def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algorithm:
-    """FedAvg whose clients step along the gradient at the worst point near their weights, which leads to flat minima.
+    """FedAvg; clients step along the gradient at the worst point near their weights, which leads to flat minima.
 
-    Each step takes two passes over its batch. Batch-norm statistics are those of the first pass, at the weights
+    Each step takes two passes over its batch. Batch-norm statistics come from the first pass, at the weights
     themselves. The paper also combines it with an average of the weights over rounds (FedASAM + SWA); that is left out.
     """
     ascent = adaptive_ascent(options.rho, options.eta)

@@ -1,4 +1,4 @@
-"""FedAvg+: FedAvg whose clients fine-tune the global model, as in the comparison of FeMAM (section C.1)."""
+"""FedAvg+: FedAvg; clients fine-tune the global model, as in the comparison of FeMAM (section C.1)."""
 
 from dataclasses import dataclass
 

@@ -27,11 +27,11 @@ class FedExPOptions:
     max_step: Annotated[float, number(float, least=1, zero=True)] = 0.0
     """largest step of the server; 0: no bound, 1 takes FedAvg's steps"""
     last_two: bool = True
-    """deploy the mean of the last two iterates, of which one alone may swing to and fro"""
+    """deploy the mean of the last two iterates, to damp oscillation"""
 
 
 def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorithm:
-    """FedAvg whose server goes beyond the mean: the more the clients' updates disagree, the further.
+    """FedAvg; the server goes beyond the mean, the further the more the clients' updates disagree.
 
     The server's step multiplies the mean update of the trained parameters. Buffers (batch-norm statistics) are averaged
     as in FedAvg, since beyond the mean a variance could be negative. Clients start from "iterate". "global" is the mean

@@ -58,7 +58,7 @@ class FedGenOptions:
 
 
 def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorithm:
-    """FedAvg whose clients also learn from latents that a generator on the server makes of noise and labels.
+    """FedAvg; clients also learn from latents that a generator on the server makes from noise and labels.
 
     A latent is the input of the model's last linear layer, the head. Clients minimise (section 4.2; see `distilling`)
     cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are drawn
@@ -110,15 +110,15 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         sent = torch.tensor(update.arrived)
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
-        drawn = _drawn(counts.sum(0), options, rng)
+        noise, targets = _drawn(counts.sum(0), options, rng)
         generator, memory = train_generator(
             server["generator"],
             {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
             Adam(options.lr * options.decay ** (rng.round - 1), weight_decay=options.weight_decay),
             (update.received[weight], update.received[bias] if bias else None),
             upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
-            upload(drawn[0].to(like.dtype), device),
-            upload(drawn[1], device),
+            upload(noise.to(like.dtype), device),
+            upload(targets, device),
             options.diversity,
         )
         generator["seen"] = generator["seen"] | upload(counts.sum(0) > 0, device)
@@ -237,7 +237,7 @@ def _drawn(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Te
     """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)
-    pool = torch.arange(len(counts)).repeat_interleave(counts)  # none of it has a label that nobody has
+    pool = torch.arange(len(counts)).repeat_interleave(counts)  # only labels that some client has
     return noise, pool[torch.randint(len(pool), size, generator=generator)]
 
 

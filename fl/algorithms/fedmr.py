@@ -44,7 +44,7 @@ class FedMROptions:
 def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     """Keep K models; train each on another client, then shuffle every layer among them.
 
-    The i-th model goes to the i-th drawn client. The global model is the uniform mean of the K trained models, taken
+    The i-th model goes to the i-th sampled client. The global model is the uniform mean of the K trained models, taken
     before recombination. It is evaluated and deployed, but never trained (except in stage 1, where it replaces all K
     models).
 
@@ -54,8 +54,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
 
     With `align`, the server first permutes the hidden widths of each model so that its weights match those of the first
-    one (`surgery.symmetry.align`): layers of models whose features lie in another order do not fit together. Metrics of
-    clients' models describe the models as they were trained.
+    one (`surgery.symmetry.align`): layers do not fit together if the models' features lie in different orders.
+    Metrics of clients' models describe the models as they were trained.
     """
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)
@@ -90,7 +90,7 @@ def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
     """Return the step that permutes hidden widths so that the clients' models match; none without `align`."""
     if not align:
         return []
-    with naming("--fedmr.align"):  # a model whose widths cannot be followed
+    with naming("--fedmr.align"):  # if the model's widths cannot be followed
         aligner = Aligner(fed.model, example=map_inputs(Tensor.cpu, fed.data.example()))
     return [lambda update, *_: update._replace(received=_aligned(update.received, update.sizes, aligner))]
 

@@ -36,9 +36,9 @@ class FedMutOptions:
 
 
 def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorithm:
-    """FedAvg whose K clients start from K mutants of the global model, shifted along its last step, layer by layer.
+    """FedAvg; K clients start from K mutants of the global model, shifted along its last step, layer by layer.
 
-    The i-th mutant goes to the i-th drawn client. Only trained parameters mutate: a shifted running variance could
+    The i-th mutant goes to the i-th sampled client. Only trained parameters mutate: a shifted running variance could
     become negative (the released code shifts these too). There are no mutants before the second round, since the global
     model has to take a step first. Clients count alike, as in the released code, so that mutations cancel in the mean;
     weighted by the number of samples they do not, and training may diverge where clients differ much in size.
@@ -55,8 +55,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         here, before = server["global"], server["previous"]
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
-        drawn = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
-        factors = upload(drawn, fed.data.device)
+        shifts = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
+        factors = upload(shifts, fed.data.device)
         starts = broadcast(here, len(clients))
         for row, names in zip(factors, groups):
             for name in names:

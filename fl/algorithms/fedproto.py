@@ -50,7 +50,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     released code scores both. Also unlike the released code: it collects prototypes while the last epoch trains, and
     its server's means count all clients alike.
 
-    Clients may have models of several architectures, whose representations are equally long: see `OwnModels`.
+    Clients may have models of several architectures with representations of one length: see `OwnModels`.
 
     Personal models go on from where they were, and begin as the initial model, also those of clients that never took
     part. A stranger would get their mean, as in Local; on Flower that stays the initial model.
@@ -58,7 +58,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     lam = 0 is Local.
 
     Raises:
-        FLError: for a model that does not end in a linear layer, or of which nothing else is trained, and for models
+        FLError: for a model that does not end in a linear layer, or that trains nothing else, and for models
             with representations of several lengths.
     """
     if fed.data.task != "classification":
@@ -122,7 +122,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
 
 
 class WithRepresentation(nn.Module):
-    """The model, whose output has for each sample its logits and then its representation: [..., classes + width]."""
+    """The model; its output is each sample's logits, then its representation: [..., classes + width]."""
 
     def __init__(self, model: nn.Module, head: str) -> None:
         super().__init__()

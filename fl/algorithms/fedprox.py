@@ -19,7 +19,7 @@ class FedProxOptions:
 
 
 def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algorithm:
-    """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
+    """FedAvg; clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
     objective = proximal(options.mu, fed.local.objective)
 
     def client(message, client_states, clients, rng):

@@ -24,7 +24,7 @@ class FedRepOptions:
 def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorithm:
     """Train one body for all, and a head for each client that never leaves it: the last linear layer.
 
-    A participant trains its head on top of the body that it received, on batches drawn for that, and then the body
+    A participant trains its head on top of the body that it received, on batches sampled for that, and then the body
     below the new head. Each time the optimizer starts afresh. Batch norms belong to the body, with their running
     statistics: what the head's epochs change of these is dropped. The bodies are averaged by the number of samples. A
     client predicts with the global body and its personal head, which is the initial one if it never took part. A client
@@ -32,10 +32,11 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     body's epochs.
 
     The global model that a stranger would get has the mean of the participants' heads. A real server does not know
-    these, and its global model keeps the initial head. Nobody trains from that mean, and it does not count as traffic.
+    these, and its global model keeps the initial head. No client trains from that mean, and it does not count as
+    traffic.
 
     Raises:
-        FLError: for a model of which the head, or all but the head, has nothing to train.
+        FLError: for a model if its head, or all the rest, has nothing to train.
     """
     head, learnt, names = classifier(fed.model), set(fed.trainable), list(fed.initial())
     if learnt.isdisjoint(head) or learnt.issubset(head):

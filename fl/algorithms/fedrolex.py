@@ -15,13 +15,13 @@ from surgery.width.corner import rolling
 
 
 def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> Algorithm:
-    """HeteroFL whose window of channels moves on by one channel each round, and starts over after the last channel.
+    """HeteroFL; the window of channels moves by one channel each round, and starts over after the last channel.
 
     A client that has n of a layer's C channels is sent, in round r, the channels r, r + 1, ..., r + n - 1 modulo C. It
     predicts with its leading channels. With full widths this is HeteroFL.
 
     Raises:
-        FLError: for a model whose channels cannot be followed.
+        FLError: for a model with channels that cannot be followed.
     """
     fleet = fed.fleet_or_uniform
     dtype = next(fed.model.parameters()).dtype

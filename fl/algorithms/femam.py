@@ -45,13 +45,13 @@ class FeMAMOptions:
     share_gradients: bool = False
     """on cluster levels, scale the gradient of a client's loss by its share of all samples (Eq. B.4)"""
     prune: bool = True
-    """remove a finished level's model from the clients whose validation loss it does not lower (Eq. 9)"""
+    """remove a finished level's model from clients if it does not lower their validation loss (Eq. 9)"""
     min_gain: float = 0.0
     """smallest drop in validation loss for which a client keeps the level's model (Eq. 9; the paper: 0)"""
     combine: Annotated[str, one_of("sum", "mean")] = "sum"
     """how the logits of a client's levels are combined: sum, or mean as in the released code"""
     start: Annotated[str, one_of("random", "global")] = "random"
-    """what a new level begins from: random weights, or global, those of the first level (as the released code does)"""
+    """what a new level begins from: random weights, or global, the first level's (as the released code does)"""
     clustering: Annotated[str, one_of(*ASSIGNMENTS)] = "nearest"
     """how clients are assigned: nearest (cluster model, Eq. 4, after K-means in a level's first round) or kmeans
     (afresh in each round, as the released code does)"""
@@ -72,7 +72,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
     round: it trains the model even while it predicts better without.
 
     The clusters of a level begin as one model, and K-means over the models of the first round makes the first of them
-    (see `fesem`). A cluster that nobody is in keeps its model, and may be chosen again. A client that takes part in a
+    (see `fesem`). An empty cluster keeps its model, and may be chosen again. A client that takes part in a
     cluster level for the first time later begins from the mean of its models. A client that missed all rounds of the
     level is given, at its end, the used model with the smallest loss on its validation data, on the same condition as
     all others. (Without pruning, and on the personal level, a client that never took part has no model.)
@@ -104,7 +104,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return at, Level(server[names[at]], server["progress"]["members"])
 
     def send(server, clients, rng):
-        """Return (line 5) the model of the newest level, and once those of the levels below."""
+        """Return (line 5) the model of the newest level, and once the models of the levels below."""
         at, level = training(server)
         message = {"levels": levels_of(server)[:at], **kinds[at].message(level, clients)}
         if at and mean:

@@ -48,8 +48,8 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
 
     def init():
         start = fed.initial()
-        nobody = torch.full((1, len(fed.clients)), -1)
-        return {"global": start, "clusters": broadcast(start, options.clusters), "structure": {"pathways": nobody}}
+        no_clusters = torch.full((1, len(fed.clients)), -1)
+        return {"global": start, "clusters": broadcast(start, options.clusters), "structure": {"pathways": no_clusters}}
 
     def send(server, clients, rng):
         (mapping,) = server["structure"]["pathways"]

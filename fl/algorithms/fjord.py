@@ -45,13 +45,13 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
     and, with one architecture, FedAvg.
 
-    A step's narrower model is the client's, of whose weights nobody reads a channel beyond the width: so clients that
-    have drawn different widths train side by side. Channels beyond it are computed, without an effect; where a norm
+    A step's narrower model is the client's model with the weights of channels beyond the width set to 0. So clients
+    with different widths train in one stack. Channels beyond it are computed, without an effect; where a norm
     spans several channels they would have one, and such models are refused. Running statistics of batch norms are
     over the steps of all widths; the authors keep some for each width, --norm static_batch has none to keep.
 
     Raises:
-        FLError: for a model whose channels cannot be followed, or one with layer or group norms.
+        FLError: for a model with channels that cannot be followed, or with layer or group norms.
     """
     fleet = fed.fleet_or_uniform
     plans = _narrow_plans(fed, options.widths)
@@ -73,7 +73,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
 
 
 def ordered_dropout(loss: Loss, distil: bool) -> Objective:
-    """Return the loss of the narrower model of a width drawn for the step.
+    """Return the loss of the narrower model, of a random width for each step.
 
     The context has "levels", "choices" (a model with n narrower ones has n + 1) and "frozen" (parameters that are not
     trained). With `distil` it is the cross entropy of the narrower model with the predictions of the whole one, plus
@@ -82,10 +82,10 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
     def objective(call: Call, params: State, context: dict, batch: Batch) -> Tensor:
         x, y = batch
-        drawn = (torch.rand((), device=y.device) * context["choices"]).floor()
+        level = (torch.rand((), device=y.device) * context["choices"]).floor()
 
         def narrower(params: State, x: Tensor) -> Tensor:
-            return call({**params, **without({**context["frozen"], **params}, context["levels"], drawn)}, x)
+            return call({**params, **without({**context["frozen"], **params}, context["levels"], level)}, x)
 
         if not distil:
             return mean(loss, narrower(params, x), y)
@@ -96,14 +96,14 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
     return objective
 
 
-def without(tensors: State, levels: WidthLevels, drawn: Tensor | int) -> State:
-    """Return the tensors that read channels, with 0 for those that the drawn width does not have."""
+def without(tensors: State, levels: WidthLevels, largest: Tensor | int) -> State:
+    """Return the tensors that read channels, with 0 for channels above the largest level."""
     result = {}
     for name, axes in levels.items():
         result[name] = tensors[name]
         for axis, level in axes.items():
             shape = [-1 if i == axis else 1 for i in range(result[name].ndim)]
-            result[name] = result[name] * (level <= drawn).to(result[name].dtype).view(shape)
+            result[name] = result[name] * (level <= largest).to(result[name].dtype).view(shape)
     return result
 
 

@@ -39,11 +39,11 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
     Layers that are not shared belong to the client (basic) or to its architecture. Clients are weighted by their
     samples. With one architecture every strategy is FedAvg.
 
-    The global model is that of the largest architecture, which some client must have; with `basic`, its layers after
-    the common ones are those of the first honest client that has it.
+    The global model has the largest architecture, which some client must have. With `basic`, its layers after the
+    common ones come from the first honest client with this architecture.
 
     Raises:
-        FLError: if architectures have no first layer in common, or nobody has the largest.
+        FLError: if architectures have no first layer in common, or no client has the largest.
     """
     fleet = fed.fleet_or_uniform
     largest = _largest(fed, fleet)
@@ -64,7 +64,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         return {"global": deployed.extract(after), "tree": after}
 
     parts = submodel_algorithm(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
-    return replace(parts, init=init, plan=None)  # whose place is in the tree, not in the global model
+    return replace(parts, init=init, plan=None)  # clients' places are in the tree, not in the global model
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:

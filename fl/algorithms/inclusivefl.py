@@ -25,7 +25,7 @@ class InclusiveFLOptions:
     """InclusiveFL."""
 
     own: Annotated[str, one_of("top", "classifier", "none")] = "top"
-    """what clients average with those of their own depth only: top (their last block of a section that is cut, and all
+    """what clients average only with clients of the same depth: top (their last block of a section that is cut, and all
     that follows the blocks, as the authors do), classifier (what follows the blocks) or none"""
     beta: Annotated[float, number(float, least=0, most=1), OnlyWith("own", "top")] = 0.2
     """momentum distillation: the share that the next larger model's last update has in that of a last block (the
@@ -51,7 +51,7 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
 
     Raises:
         FLError: if clients differ in width, if one is deeper than another in one section and shallower in another, or
-            if nobody has the global model's depth.
+            if no client has the global model's depth.
     """
     fleet = fed.fleet_or_uniform
     stands = [plan_within(fed.model, kind.model, "equal", spec=kind.spec) for kind in fleet.architectures]

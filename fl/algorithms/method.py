@@ -21,7 +21,7 @@ class Method:
 
     Attributes:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
-        options: the defaults, a frozen dataclass whose fields become flags and settings; None for a method without
+        options: the defaults, a frozen dataclass. Its fields become flags and settings. None for a method without
             options.
         clients: which models clients have: the "global" one, "personalized" ones, or parts of the global one, of
             "heterogeneous" architectures.

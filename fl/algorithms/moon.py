@@ -31,7 +31,7 @@ class MOONOptions:
 
 
 def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
-    """FedAvg whose clients keep representations near those of the received model, away from those of their last one.
+    """FedAvg; clients keep representations near the received model's and away from their own last model's.
 
     With z, z_glob and z_prev a sample's representations in the model that trains, in the received one and in the one
     that this client trained when it last took part, clients minimise (equation 3)
@@ -45,12 +45,12 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
 
     A client that takes part for the first time takes the received model for its last one: its contrastive loss is
     mu log 2 and has no gradient. The released code leaves the loss out in the first round; in later ones, a client that
-    was never drawn has a random model for its last one.
+    was never sampled has a random last model.
 
     mu = 0 is FedAvg.
 
     Raises:
-        FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
+        FLError: for a model that does not end in a linear layer, or that trains nothing else.
     """
     three = replace(fed, model=ContrastiveTriple(fed.model, head_of(fed, "moon")))
     objective = contrastive(fed.local.loss, options.mu, options.temperature)

@@ -41,7 +41,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     D and D' are the first and the second half of its batch (with an odd number, the sample in the middle is in both),
     so that --batch-size is what both have together. The second step is the clients' optimizer's, as everywhere; the
     first is plain. A step passes the whole batch through the model twice, so that batch norms see it all; their running
-    statistics are those of the first pass. The loss is that of D at w.
+    statistics come from the first pass. The loss is taken on D at w.
 
     To predict, a client makes `steps` plain steps of rate alpha from the global model, each on so many of its training
     samples as a batch has. One that diverges keeps the global model.

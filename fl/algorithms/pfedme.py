@@ -34,7 +34,7 @@ class PFedMeOptions:
     inner_steps: AtLeast1 = 5
     """steps of the personal model on each batch (the paper's K)"""
     outer_lr: AtLeast0 = 0.0
-    """learning rate of the client's copy of the global model, which goes with --lr-schedule; 0: as --lr"""
+    """learning rate of the client's copy of the global model, times --lr-schedule; 0: as --lr"""
     mixing: Above0 = 1.0
     """the server's step from the old global model to the clients' mean (the paper's beta; above 1 it goes beyond)"""
 
@@ -50,11 +50,11 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     and the server global <- (1 - mixing) global + mixing mean_i w_i, the mean weighted by the number of samples. The
     personal model begins every round at the global one, and goes on from batch to batch, as in the released code.
     Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer apply to theta; what the optimizer
-    remembers lasts from batch to batch. Buffers (batch-norm statistics) are those of theta. They are averaged without
+    remembers lasts from batch to batch. Buffers (batch-norm statistics) are theta's. They are averaged without
     mixing, since variances must not become negative.
 
     A client predicts with its personal model; one that never took part has the initial model. The trained states are
-    the copies, which are sent; the loss is that of the personal models, with all terms. A client needs the memory of
+    the copies, which are sent; the loss is the personal models', with all terms. A client needs the memory of
     two models to train. With outer_lr lam = 1, one inner step and mu = 0 this is FedAvg.
     """
     pair = PersonalAndLocal(fed.model)
@@ -100,7 +100,7 @@ class PersonalAndLocal(nn.Module):
         return self.personal(x)
 
     def starting_from(self, start: State) -> State:
-        """Return a state of the pair whose two models both begin as the given one, or a stack of such states."""
+        """Return a state of the pair, or a stack, where both models begin as the given one."""
         return beside(personal=start) | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
 
     def personal_of(self, state: State) -> State:
@@ -130,11 +130,11 @@ def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
 
 
 class MoreauOptimizer(NamedTuple):
-    """The optimizer of a `PersonalAndLocal`: a step of theta, and after so many of them one of w towards it.
+    """The optimizer of a `PersonalAndLocal`: some steps of theta, then one step of w towards it.
 
     Attributes:
         lr: theta's learning rate.
-        inner: theta's optimizer, whose own learning rate is not used.
+        inner: theta's optimizer. Its own learning rate is not used.
         inner_steps: steps of theta for one of w.
         pull: w <- w + pull lr (theta - w).
 

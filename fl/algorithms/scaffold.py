@@ -38,7 +38,7 @@ def shifted(objective: Objective) -> Objective:
 
 
 def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> Algorithm:
-    """FedAvg whose clients correct each gradient by c - c_i: where all clients go, less where this one goes.
+    """FedAvg; clients correct each gradient by c - c_i: the direction of all clients, minus their own.
 
     A client's control variate c_i, which it keeps, is the mean gradient of its last training (option II); c on the
     server is the mean over all clients. Both begin at 0. The server makes the change of c_i from the model that it
@@ -52,7 +52,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 
     def mean_gradients(start, trained, steps, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
-        counts = (gradients_of(fed, steps) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
+        counts = (gradients_of(fed, steps) * rate).clamp(min=1e-30)  # a schedule may end at 0: no client moves
         counts = upload(counts, fed.data.device)
         return {name: (start[name] - trained[name]) / expand_like(counts, trained[name]) for name in fed.trainable}
 

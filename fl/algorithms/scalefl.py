@@ -27,7 +27,7 @@ class ScaleFLOptions:
     """weight of the distillation from a client's last exit (the authors' code: 0.05 for AG News, where it divides the
     divergence by the number of classes, too, and else 0); 0 leaves it out"""
     temperature: Above0 = 3.0
-    """temperature of the distillation, whose square multiplies it (the authors' code: 3)"""
+    """temperature T of the distillation; T² multiplies the loss (the authors' code: 3)"""
     start: Natural = 0
     """number of first rounds without distillation (the authors' code: a quarter of all, and one)"""
     exits: Annotated[str, one_of("rising", "equal")] = "rising"
@@ -49,13 +49,13 @@ def scalefl(fed: Federation, options: ScaleFLOptions = ScaleFLOptions()) -> Algo
     flows into it. Each element is averaged over the clients that hold it, who count alike. With equal exits and without
     distillation this is HeteroFL, without own_rows, of models with exits.
 
-    The authors' released code, whose loss this is, lets the gradient flow into the last exit as well, and distils only
-    if told to. It places exits between any two blocks, with three convolutions before their pooling, and scores the
-    mean of their accuracies; here there is one after each section, which only pools, and the mean of their logits
-    predicts.
+    This loss is from the authors' released code. That code lets the gradient flow into the last exit as well, and
+    distils only if told to. It places exits between any two blocks, with three convolutions before their pooling, and
+    scores the mean of their accuracies. Here there is an exit after each section, which only pools, and the mean of the
+    exits' logits predicts.
 
     Raises:
-        FLError: for a model without exits, and for distillation of other outputs than those of classes.
+        FLError: for a model without exits, and for distillation if outputs are not logits of classes.
     """
     check_exits(fed, "scalefl", bool(options.distil))
     nested = heterofl(fed, HeteroFLOptions(scaler=options.scaler, own_rows=False))

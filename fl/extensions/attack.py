@@ -103,7 +103,7 @@ class Attack:
         Args:
             honest: the states of the whole cohort. starts, poisoned: of its malicious clients only.
             rows: the positions of the malicious clients in the cohort.
-            names: of the parameters. Buffers stay those of the honest training: a negative variance would give the
+            names: of the parameters. Buffers stay as honestly trained: a negative variance would give the
                 attack away.
 
         >>> attack, one = Attack(frozenset({3}), None, 2.0), lambda x: {"w": torch.full((1, 1), x)}
@@ -121,7 +121,7 @@ def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[
     """Return the malicious clients: their share of all clients, rounded to the nearest number.
 
     Raises:
-        FLError: for options out of their limits, and a share that rounds to nobody.
+        FLError: for options out of their limits, and a share that rounds to no client.
     """
     check_values(options, "attack")
     count = round(options.share * clients)

@@ -83,7 +83,7 @@ class Compression:
             states: the models that clients would send.
             starts: those that they received, with the same names.
             unsent: what was left of their earlier updates [K, ...]; empty without feedback.
-            rng: whose stream of each client decides how its entries are rounded.
+            rng: has a stream for each client, which decides how entries are rounded.
             names: of the trained parameters.
 
         >>> end, start = {"w": torch.tensor([[1.0, 5.0, -3.0]])}, {"w": torch.tensor([[1.0, 1.0, 1.0]])}
@@ -175,7 +175,7 @@ def quantised(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
 
 
 def with_compression(algorithm: Algorithm, compression: Compression) -> Algorithm:
-    """Return the same method, whose clients compress the updates that they send.
+    """Return the method with clients that compress their updates.
 
     With feedback each client keeps in its state, under names that no method sees, what it has not sent yet.
     """

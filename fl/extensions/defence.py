@@ -64,11 +64,11 @@ class Defence:
     ) -> State | Stack:
         """Average models by the rule, as `surgery.average` does; with plans among the clients that cover an element.
 
-        The other rules only leave out those whose weight is 0: an attacker could lie about larger weights.
+        The other rules only skip models of weight 0: an attacker could lie about larger weights.
 
         Args:
-            names: of the parameters, of which the distances between models are taken; if the models have none of them,
-                they are taken of all that they have. (Running variances would outweigh the weights.)
+            names: of the parameters by which the distances between models are measured; if the models have none of
+                them, by all that they have. (Running variances would outweigh the weights.)
 
         Raises:
             FLError: for a rule that chooses among whole models, and needs more than there are, or is given parts.
@@ -141,14 +141,14 @@ class Defence:
         Buffers stay as they are.
 
         Args:
-            sizes: 0 for clients whose update does not count in the median.
+            sizes: 0 for updates that do not count in the median.
             names: of the parameters.
 
         >>> start, end = {"w": torch.zeros(3, 1)}, {"w": torch.tensor([[1.0], [2.0], [50.0]])}
         >>> Defence(clip=2.0).clipped(end, start, [1, 1, 1], {"w"})["w"].flatten()
         tensor([1., 2., 4.])
         """
-        if not any(sizes):  # nobody arrived
+        if not any(sizes):  # no update arrived
             return trained
         pairs = list(zip(stacks(trained), stacks(starts)))
         norms = torch.cat([_lengths(after, before, names) for after, before in pairs])
@@ -187,7 +187,7 @@ def squared_distances(models: Stack) -> Tensor:
 
 
 def krum_order(distances: Tensor, f: int) -> Tensor:
-    """Return the models by their scores, the best first; of equal scores that of the first model: int64 [n].
+    """Sort the models by their scores, the best first, equal ones in their order: int64 [n].
 
     A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours, or to the nearest one.
 
@@ -241,14 +241,14 @@ def _chosen(models: Stack, rows: Tensor) -> Stack:
 
 
 def with_defence(fed: Federation, defence: Defence) -> Federation:
-    """Return a federation whose server averages by a rule of defence; updates are clipped by `with_clipped_updates`."""
+    """Return a federation that averages by a rule of defence; updates are clipped by `with_clipped_updates`."""
     check_values(defence, "defence")
     defence.check_number(fed.participants, "the participants of a round")
     return replace(fed, aggregator=defence)
 
 
 def with_clipped_updates(algorithm: Algorithm, defence: Defence) -> Algorithm:
-    """Return the same method, whose server cuts long updates before it does anything else with them."""
+    """Return the method with a server that first cuts long updates."""
     algorithm.check(defence.needs)
     fed = algorithm.fed
 

@@ -31,7 +31,7 @@ class Failures(NamedTuple):
 
     Attributes:
         share: the probability.
-        seed: that of the run.
+        seed: the run's.
     """
 
     share: float

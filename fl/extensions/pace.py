@@ -28,11 +28,11 @@ class PaceOptions:
     """Clients of unequal speed, in simulated time. The default is none."""
 
     spread: AtLeast0 = 0.0
-    """standard deviation of the logarithms of clients' speeds, which are drawn once; 0: all are equally fast"""
+    """standard deviation of the logarithms of clients' speeds, sampled once; 0: all are equally fast"""
     speed: Above0 = 1000.0
     """samples of the global model that the median client trains on in a second"""
     file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """text file with the speed of each client, in samples a second, one in a line; then none are drawn"""
+    """text file with the speed of each client, in samples a second, one per line; replaces random speeds"""
     deadline: AtLeast0 = 0.0
     """seconds after which a round ends; 0 waits for all of its clients"""
     late: Annotated[str, one_of("partial", "drop"), OnlyWith("deadline", Limits(above=0))] = "partial"
@@ -42,7 +42,7 @@ class PaceOptions:
 class Pace(NamedTuple):
     """The middleware of clients that take their time: how fast each is, and how long the server waits.
 
-    Rounds report `simulated_seconds`, those of whoever took longest.
+    Rounds report `simulated_seconds`, the time of the slowest client.
 
     Attributes:
         speeds: samples of the global model a second, float64 [clients], on the CPU.
@@ -88,7 +88,7 @@ class Pace(NamedTuple):
         return run
 
     def steps_done(self, client: int, steps: int, samples: float) -> int:
-        """Count the steps, of so many, that a client has made by the deadline.
+        """Count the steps that a client has made by the deadline.
 
         Args:
             samples: of the global model that take as long as one of its steps.
@@ -101,7 +101,7 @@ class Pace(NamedTuple):
         return min(steps, int(self.deadline * self.speeds[client].item() / samples + 1e-9))
 
     def seconds(self, client: int, steps: int, samples: float) -> float:
-        """Compute how long a client takes for so many steps, if nobody stops it."""
+        """Compute how long a client takes for a number of steps without a deadline."""
         return steps * samples / self.speeds[client].item()
 
 

@@ -20,9 +20,9 @@ class PresenceOptions:
     """Clients that join late or leave early. The default is none."""
 
     joining: Share = 0.0
-    """share of the clients who join late, after a round that is drawn for each of them"""
+    """share of the clients who join late, each after a random round"""
     leaving: Share = 0.0
-    """share of the clients who leave early, after a round that is drawn for each of them"""
+    """share of the clients who leave early, each after a random round"""
 
 
 class Presence(NamedTuple):
@@ -47,13 +47,13 @@ class Presence(NamedTuple):
 def make_presence(
     clients: int, participants: int, joining: float, leaving: float, rounds: int, rng: Rng
 ) -> Presence | None:
-    """Draw some clients who join, and others who leave, each after a round that is drawn uniformly.
+    """Sample clients who join, and others who leave, each after a round that is sampled uniformly.
 
     Args:
         joining, leaving: their shares of all clients.
 
     Returns:
-        None if nobody joins or leaves.
+        None if no client joins or leaves.
 
     Raises:
         FLError: if too few clients stay for a round, or there are not two rounds between which to come and go.
@@ -91,7 +91,7 @@ def make_presence(
 
 
 def with_presence(algorithm: Algorithm, presence: Presence) -> Algorithm:
-    """Return the same method, whose rounds draw from the clients that are there."""
+    """Return the method with rounds that sample among the clients that are present."""
     algorithm.check({"uniform_sampling": _FLAGS})
     fed = algorithm.fed
 

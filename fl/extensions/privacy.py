@@ -1,7 +1,7 @@
 """Differential privacy of clients towards whoever sees the models that a trusted server makes of theirs.
 
 McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018), with a fixed
-denominator; the clip that adapts is that of Andrew et al., "Differentially Private Learning with Adaptive Clipping"
+denominator; the adaptive clip is from Andrew et al., "Differentially Private Learning with Adaptive Clipping"
 (NeurIPS 2021).
 """
 
@@ -93,7 +93,7 @@ class Privacy:
         """Return the private mean of K models, and the clip of the next round.
 
         To the mean of the starts come the clipped updates, all with weight 1 / K, and noise. What is not a finite
-        number in an update counts as 0. Tensors other than those of these names are as in the starts.
+        number in an update counts as 0. Tensors with other names are as in the starts.
 
         Args:
             clip: of this round, a scalar on the device.
@@ -112,16 +112,16 @@ class Privacy:
         mean = {name: tensor[0] for name, tensor in starts.items()}
         for name, step in steps.items():
             clipped = torch.tensordot(shares.to(step.dtype), step, dims=1)
-            drawn = upload(torch.randn(clipped.shape, generator=generator, dtype=clipped.dtype), clip.device)
-            mean[name] = starts[name].mean(0) + (clipped + on_sum * clip * drawn) / k
+            noise = upload(torch.randn(clipped.shape, generator=generator, dtype=clipped.dtype), clip.device)
+            mean[name] = starts[name].mean(0) + (clipped + on_sum * clip * noise) / k
         if not self.quantile:
             return mean, clip
-        drawn = upload(on_count * torch.randn((), generator=generator), clip.device)
-        count = (lengths <= clip).sum() + drawn
+        noise = upload(on_count * torch.randn((), generator=generator), clip.device)
+        count = (lengths <= clip).sum() + noise
         return mean, clip * torch.exp(-self.quantile_lr * (count / k - self.quantile))
 
     def spent(self, rounds: int, clients: int, participants: int) -> float:
-        """Return the epsilon after so many rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
+        """Return the epsilon after a number of rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
 
         With `fixed` accounting a client that is replaced by another changes the sum by two clips at most, so the noise
         counts as half of what it is in clips. If all clients are participants, nothing is gained by drawing them.
@@ -142,12 +142,12 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
         relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         event = dp.PoissonSampledDpEvent(participants / clients, dp.GaussianDpEvent(noise))
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    with quiet("absl"):  # it names orders of which it makes no use
+    with quiet("absl"):  # it logs orders that it does not use
         return float(accountant.compose(event, rounds).get_epsilon(delta))
 
 
 def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """Return the same method, whose server function sees nothing of its clients but the private mean of what they sent.
+    """Return the method with a server that sees only the private mean of what clients sent.
 
     It sees this K times, in the place of the K models, with equal weights: whatever it makes of it is as private. See
     `Privacy.mean`. A client that is dropped counts as one that has not moved. Rounds report
@@ -158,7 +158,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     take part in every round.
 
     Raises:
-        FLError: for a federation or a method of which that would not be private.
+        FLError: for a federation or a method that this does not make private.
     """
     check_values(privacy, "privacy")
     fed = algorithm.fed
@@ -207,7 +207,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
 
 
 def spent(fed: Federation, privacy: Privacy, rounds: int) -> float:
-    """Compute the epsilon that so many rounds spend."""
+    """Compute the epsilon that a number of rounds spends."""
     return privacy.spent(rounds, len(fed.clients) if fed.transport.has_data else fed.participants, fed.participants)
 
 

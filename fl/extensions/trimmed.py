@@ -68,7 +68,7 @@ def trimmed_mean(
 
 
 def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: float) -> Tensor:
-    """Return the trimmed mean over the first axis of [K, *S], in slabs; `old` where nobody covers."""
+    """Return the trimmed mean over the first axis of [K, *S], in slabs; `old` where no model covers."""
     k, shape, share = len(values), values.shape[1:], Fraction(str(trim))  # 0.29 * 100 is less than 29 in binary
     cuts = [min(int(share * m), max(m - 1, 0) // 2) for m in range(k + 1)]  # at each end, of m values
     flat, result = values.reshape(k, shape.numel()), values.new_empty(shape.numel())

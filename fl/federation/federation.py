@@ -1,4 +1,4 @@
-"""Clients, data, model and local training: everything from which a method composes its rounds."""
+"""Clients, data, model and local training: the parts from which a method composes its rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -41,36 +41,37 @@ from zoo import Spec
 
 @dataclass(frozen=True)
 class Federation:
-    """A population of clients that trains, and predicts with what it has trained.
+    """A population of clients, with the data, the model and the settings that they train with.
 
     Attributes:
-        model: the architecture and its initial weights, on the device of the data. Its weights are never
-            changed; its mode (training, evaluation) is. Of samples with several inputs it is given the dict: see
+        model: the architecture and its initial weights, on the device of the data. Its weights never change; its mode
+            (training, evaluation) does. It receives samples with several inputs as a dict, see
             `fl.models.custom_model.by_keyword`.
-        data: the data set, on the device that trains; or kept on the host, and a round's cohort has its samples there.
+        data: the data set, on the device that trains. Or on the host; then only the samples of a round's cohort go to
+            the device.
         clients: each client's samples, indices on the CPU; any sequence of `Split` is accepted and packed.
         participants: K, how many clients train in a round.
         local: how clients train.
-        create: makes the model anew with weights drawn from a generator, for methods that need several; or None.
-        spec: what makes the model; None for one that was given as a module.
-        fleet: each client's architecture, for methods in which they differ; the model is then the global one, which
+        create: makes another model, initialised from a generator, for methods that need several; or None.
+        spec: the zoo's name and settings of the model; None for a model that was given as a module.
+        fleet: each client's architecture, for methods in which they differ. `model` is then the global one, which
             contains them all, or, if they have no plans, one of them. None: all clients have the model.
-        start: the trained weights that the run begins with; None: they are drawn.
-        truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
-        transport: where clients are, and how the server reaches them. Methods do not look at it: `client_states` and
-            `mean_of_clients` do what depends on it.
-        training: what wraps local training, in any order, see `fl.federation.trainer`.
+        start: the trained weights that the run begins with; None: random ones.
+        truth: the true cluster of each client's data on each level of the partition: [levels, clients]; None: unknown.
+        transport: where clients are, and how the server reaches them. Methods do not look at it: they call
+            `client_states` and `mean_of_clients` instead.
+        training: middlewares around local training, in any order, see `fl.federation.trainer`.
         aggregator: how the server averages, see `average`.
-        malicious: clients that evaluations leave out.
-        report: (federation, clients) -> the classes that they say they have; None: the truth.
-        metrics: what evaluations measure beside the scores of every run.
+        malicious: clients that evaluations skip.
+        report: (federation, clients) -> the classes that clients say they have; None: the true ones.
+        metrics: further metrics of evaluations, besides the scores of every run.
         meter: adds up what the clients compute.
 
     >>> from fl.data import load
     >>> from fl.partition import Split
-    >>> own = torch.arange(300).split(100)
+    >>> parts = torch.arange(300).split(100)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> clients = [Split(part, part[:0], part[:0]) for part in own]
+    >>> clients = [Split(part, part[:0], part[:0]) for part in parts]
     >>> fed = Federation(model, load("digits"), clients, participants=2, local=LocalTraining(epochs=1))
     >>> fed.local.epochs, fed.with_local(epochs=3).local.epochs
     (1, 3)
@@ -110,33 +111,33 @@ class Federation:
         if not isinstance(self.local, LocalTraining):
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
-        for one in self.training:
-            if not callable(one) or not isinstance(getattr(one, "stage", None), Stage):
+        for middleware in self.training:
+            if not callable(middleware) or not isinstance(getattr(middleware, "stage", None), Stage):
                 raise FLError(
-                    f"{one!r} is no middleware: give a function of (federation, trainer) with a `stage`, one of "
+                    f"{middleware!r} is no middleware: give a function of (federation, trainer) with a `stage`, one of "
                     "fl.federation.trainer.Stage"
                 )
-        for one in self.training if self.aggregator.chooses else ():
-            if getattr(one, "leaves_out", False):
-                said = (dict.fromkeys(getattr(part, "needs", {}).values()) for part in (self.aggregator, one))
-                rule, other = map(", ".join, said)
+        for middleware in self.training if self.aggregator.chooses else ():
+            if getattr(middleware, "leaves_out", False):
+                flags = (dict.fromkeys(getattr(part, "needs", {}).values()) for part in (self.aggregator, middleware))
+                rule, flag = map(", ".join, flags)
                 raise FLError(
-                    f"{rule or 'the aggregator'} needs all clients of a round, and {other or one} leaves some out: "
-                    "drop one of the two"
+                    f"{rule or 'the aggregator'} needs all clients of a round, and {flag or middleware} leaves some "
+                    "out: drop one of the two"
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
-        """Return the same clients, who train with other settings, named as in `LocalTraining`."""
+        """Return a copy with other settings of local training, by their names in `LocalTraining`."""
         return replace(self, local=replace(self.local, **settings))
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The model's parameters that are trained, by name and in the model's order; frozen ones are left out."""
+        """The model's parameters that are trained, not frozen, by name and in the model's order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def client_names(self) -> list[str]:
-        """The owner of each client's samples, by name; empty unless clients are whole owners, as with "natural"."""
+        """The clients' names; empty unless each client is one owner of samples, as with the partition "natural"."""
         parts = (self.clients.train, self.clients.valid, self.clients.test)
         rows = torch.arange(len(self.clients))
         clients = torch.cat([rows.repeat_interleave(part.sizes) for part in parts])
@@ -148,27 +149,27 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """Return the mean of models, or several means, with the frozen parameters that the models have.
+        """Return the mean of models, or several means, with the models' own values of frozen parameters.
 
         A weighted sum of equal numbers can differ from them in its last bit.
         """
-        kept = {}
-        for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
+        frozen = {}
+        for name in self.frozen.intersection(mean, models):  # the mean may hold some layers only
             same = (models[name] == models[name][:1]).all(0)
-            kept[name] = torch.where(same, models[name][0], mean[name])
-        return mean | kept
+            frozen[name] = torch.where(same, models[name][0], mean[name])
+        return mean | frozen
 
     @property
     def fleet_or_uniform(self) -> Fleet:
-        """Each client's architecture; without a fleet it is the model's for all clients."""
+        """Each client's architecture; without a fleet all clients have the model."""
         return self.fleet or uniform(self.model, len(self.clients))
 
     def models_of(self, clients: Sequence[int]) -> list[nn.Module]:
-        """Return the architecture of each of some clients, a module whose weights do not matter."""
+        """Return the architectures of some clients, as modules. Their weights have no meaning."""
         return [self.fleet[client].model if self.fleet else self.model for client in clients]
 
     def initial(self, generator: torch.Generator | None = None) -> State:
-        """Return the state that training starts from, or another one whose weights are drawn from the generator."""
+        """Return the state that training starts from, or, given a generator, another random one."""
         model = self.model
         if generator is not None:
             if self.create is None:
@@ -184,9 +185,9 @@ class Federation:
         return {name: torch.zeros_like(p, requires_grad=False) for name, p in self.trainable.items()}
 
     def sample(self, rng: Rng) -> list[int]:
-        """Draw K different clients uniformly, in random order.
+        """Sample K distinct clients uniformly, in random order.
 
-        They are the same for every method in the same round with the same seed.
+        Every method samples the same clients in the same round with the same seed.
         """
         return draw(len(self.clients), self.participants, rng.torch("sample"))
 
@@ -201,7 +202,7 @@ class Federation:
     ) -> State | Stack:
         """Average the models that clients send, by the server's rule.
 
-        Frozen parameters stay the same: those of the models, or with plans those of the fallback.
+        Frozen parameters keep their values: the models' values, or with plans the fallback's.
 
         Args:
             models, weights, fallback, plans, factors: as for `surgery.average`.
@@ -212,41 +213,41 @@ class Federation:
         if not (frozen := self.frozen):
             return mean
         entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]
-        kept = {source.name for name, sources in entries if name in frozen for source in sources}
-        kept -= set(self.trainable)  # a frozen block may stand for deeper ones that are trained
-        return mean | {name: fallback[name].clone() for name in kept}
+        names = {source.name for name, sources in entries if name in frozen for source in sources}
+        names -= set(self.trainable)  # a frozen block may stand for deeper ones that are trained
+        return mean | {name: fallback[name].clone() for name in names}
 
     def needs(self) -> dict[str, str]:
-        """Return what a method must be able to do here, see `fl.federation.capabilities`, and what asks for it."""
-        found: dict[str, str] = {}
+        """Return the capabilities that a method needs here (`fl.federation.capabilities`), with the flags that ask."""
+        needs: dict[str, str] = {}
         if self.local.masked:
-            found["masked_logits"] = "--masked-loss"
+            needs["masked_logits"] = "--masked-loss"
         if self.local.loss is not cross_entropy:
-            found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+            needs["any_loss"] = "--loss, --label-smoothing and --class-weights"
         if self.data.dense:
-            found["dense"] = "task='segmentation'"
+            needs["dense"] = "task='segmentation'"
         if getattr(self.model, "exits", False):
-            found["several_classifiers"] = "--exits"
+            needs["several_classifiers"] = "--exits"
         if next(adapted_layers(self.model), None):
-            found["low_rank"] = "--adapters.kind"
+            needs["low_rank"] = "--adapters.kind"
         if self.fleet and len(self.fleet.architectures) > 1:
             parts = all(kind.plan for kind in self.fleet.architectures)
-            found["architectures" if parts else "own_architectures"] = (
+            needs["architectures" if parts else "own_architectures"] = (
                 "--architectures" if parts else "model= of several models"
             )
         for part in (*self.training, self.aggregator):
-            found |= getattr(part, "needs", {})
-        return found
+            needs |= getattr(part, "needs", {})
+        return needs
 
     def reported_classes(self, clients: Sequence[int]) -> Tensor:
-        """Return which classes (of text: tokens) each client says its training samples have: bool [K, classes]."""
+        """Return the classes (of text: tokens) that each client reports for its samples: bool [K, classes]."""
         return self.report(self, clients) if self.report else self.true_classes(clients)
 
     def true_classes(self, clients: Sequence[int]) -> Tensor:
-        """Return which classes (of text: tokens) the true training samples of each client have: bool [K, classes].
+        """Return the true classes (of text: tokens) of each client's training samples: bool [K, classes].
 
         Raises:
-            FLError: for clients on other machines who were not asked for their labels.
+            FLError: for clients on other machines, if their labels are not known.
         """
         if not self.transport.labels:
             raise FLError("the labels of clients on other machines are not known: leave what needs them out")
@@ -255,19 +256,19 @@ class Federation:
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """Return what the server stores of client states before any of them took part.
+        """Return the states of clients before they first take part, for the server to store.
 
-        In a simulation this is the start, a row for each client of the population. It belongs into the server's part
+        In a simulation this is a stack with the start for each client of the population. Put it into the server's part
         `fl.federation.clients.CLIENTS`.
         """
         return self.transport.client_states(self, start)
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
-        """Return the mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
+        """Return the mean of all personal models, weighted by samples, for new clients. No training starts from it.
 
         Args:
             states: the server's part `fl.federation.clients.CLIENTS`.
-            otherwise: taken where clients are on other machines and never send these models.
+            otherwise: returned if clients are on other machines, since they never send these models.
         """
         if not self.transport.has_data:
             return otherwise
@@ -284,21 +285,21 @@ class Federation:
         per_sample: Tensor | None = None,
         models: Sequence[nn.Module] | None = None,
     ) -> ClientUpdate:
-        """Train the k-th of the clients from the k-th of the starts, within what wraps local training (`training`).
+        """Train the k-th client from the k-th start, inside the middlewares in `training`.
 
         A client whose loss or weights are no longer finite is dropped, see `fl.federation.divergence`.
 
         Args:
-            starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
-            objective, ascent: see `fl.engine.objectives`; None: the mean of the loss, `LocalTraining.objective`.
+            starts: a stack [K, ...]; or a list of K states of several architectures. Each client trains as if alone.
+            objective, ascent: see `fl.engine.objectives`; None: the mean loss, `LocalTraining.objective`.
             context: the objective's input: tensors with a leading axis K; for a list of starts a list of K contexts.
-            per_sample: [N, ...], values for each of the training samples, given to the objective with it.
-            models: for a list of starts, the architecture of each; those that are the same object train together.
-                None: as the fleet says.
+            per_sample: [N, ...], a value for each training sample, which the objective receives with the sample.
+            models: for a list of starts, the architecture of each. Clients with the same object train together. None:
+                the fleet's.
 
         Raises:
-            Diverged: if all clients have to be dropped.
-            FLError: for a stack if clients have models of several architectures.
+            Diverged: if all clients are dropped.
+            FLError: for a stack, if clients have models of several architectures.
         """
         k = len(clients)
         mixed = isinstance(starts, list)
@@ -307,83 +308,83 @@ class Federation:
                 f"clients have models of {len(self.fleet.architectures)} architectures, and this method trains one for "
                 "all: take a method for such clients, or leave Federation(fleet=...) out"
             )
-        given = len(starts) if mixed else stack_size(starts)
-        if given != k or (mixed and not len(models or clients) == len(context or clients) == k):
-            raise FLError(f"{given} starting states for {k} clients: give one each, and as many models and contexts")
+        count = len(starts) if mixed else stack_size(starts)
+        if count != k or (mixed and not len(models or clients) == len(context or clients) == k):
+            raise FLError(f"{count} starting states for {k} clients: give one each, and as many models and contexts")
         if models is None:
             models = self.models_of(clients) if mixed else [self.model] * k
         context = list(context or [{}] * k) if mixed else context or {}
-        each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
+        local_objective = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         steps = self.steps(clients)
-        return self.trainer(Training(Cohort(clients, models, starts), each, rng, steps, steps))
+        return self.trainer(Training(Cohort(clients, models, starts), local_objective, rng, steps, steps))
 
     @cached_property
     def trainer(self) -> Trainer:
-        """What `train` calls: local training within its middlewares, in the order of their stages."""
+        """The function that `train` calls: local training inside its middlewares, in the order of their stages."""
         trainer: Trainer = self.train_cohort
-        for middleware in sorted((WithoutDiverged(), *self.training), key=lambda one: one.stage):
+        for middleware in sorted((WithoutDiverged(), *self.training), key=lambda part: part.stage):
             trainer = middleware(self, trainer)
         return trainer
 
     def train_cohort(self, training: Training) -> ClientUpdate:
-        """Train a cohort, and nothing else: see `fl.engine.train`. The server receives what was trained."""
+        """Train a cohort without any middleware, see `fl.engine.train`. The server receives the trained models."""
         cohort, objective, _, planned, steps = training
         parts, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
-        for client, model, made, every in zip(cohort.clients, cohort.models, steps, planned):
+        for client, model, steps_made, steps_planned in zip(cohort.clients, cohort.models, steps, planned):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
-            self.meter.flops += passes * samples * flops(model, self.data) * made // every
-        states, loss = self._run(training._replace(objective=self._masked(cohort, objective)))
+            self.meter.flops += passes * samples * flops(model, self.data) * steps_made // steps_planned
+        states, loss = self._run(training._replace(objective=self._mask_absent_classes(cohort, objective)))
         return ClientUpdate(states, loss, tuple(len(parts[client]) for client in cohort.clients), states, steps=steps)
 
     def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
-        """Count the steps that clients make in a round if nobody stops them."""
+        """Return the number of steps that each client makes in a round, unless a middleware stops it."""
         size, parts = self.local.size_of_batches(self.clients.train), self.clients.train
         per_batch = self.local.epochs * self.local.repeats
         return tuple(filled(len(parts[client]), size) // size * per_batch for client in clients)
 
-    def _masked(self, cohort: Cohort, each: LocalObjective) -> LocalObjective:
-        """Return what clients minimise: if they train so, with logits of 0 for classes that they do not have."""
+    def _mask_absent_classes(self, cohort: Cohort, objective: LocalObjective) -> LocalObjective:
+        """Return the objective; with `masked` training, logits of classes that a client does not have are 0 in it."""
         if not self.local.masked:
-            return each
-        context = with_entry(each.context, "held", self.true_classes(cohort.clients))
-        return each._replace(objective=masked(each.objective), context=context)
+            return objective
+        context = with_entry(objective.context, "held", self.true_classes(cohort.clients))
+        return objective._replace(objective=masked(objective.objective), context=context)
 
     @property
     def _run(self) -> Callable[[Training], tuple[States, Tensor]]:
-        """How clients train here: `_in_chunks`, on several ranks if there are some."""
+        """The function that trains here: `_in_chunks`, or `_over_ranks` if there are several ranks."""
         return self._over_ranks if current().sharing else self._in_chunks
 
     def _over_ranks(self, training: Training) -> tuple[States, Tensor]:
-        """As `_in_chunks`; every rank trains its share of the clients."""
+        """Do the same as `_in_chunks`; every rank trains its share of the clients."""
 
-        def some(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
+        def train_rows(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
             states, losses = self._in_chunks(training.select(rows))
             return list(zip(per_client(states), losses))
 
         cohort = training.cohort
         work = [n * max(1, flops(model, self.data)) for n, model in zip(training.steps, cohort.models)]
-        states, losses = zip(*current().shared(work, some))
+        states, losses = zip(*current().shared(work, train_rows))
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
-        """Return the trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
+        """Train clients in chunks. Return their states, a stack or a list like the cohort's, and their losses [K]."""
         cohort, objective, rng, _, steps = training
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
         progress.begin(k)
         for first in range(0, k, chunk):
-            alike: dict[int, list[int]] = {}  # by architecture: the rows that have it
+            rows_by_architecture: dict[int, list[int]] = {}
             for row in range(k)[first : first + chunk]:
-                alike.setdefault(id(cohort.models[row]), []).append(row)
+                rows_by_architecture.setdefault(id(cohort.models[row]), []).append(row)
             groups = []
-            for rows in alike.values():
+            for rows in rows_by_architecture.values():
                 clients, starts = [cohort.clients[row] for row in rows], select(cohort.states, rows, stacked=True)
-                each = objective.select(rows, stacked=True)
+                share = objective.select(rows, stacked=True)
                 model, limits = cohort.models[rows[0]], [steps[row] for row in rows]
-                groups.append(self.group(model, starts, clients, each, rng, limits))
+                groups.append(self.group(model, starts, clients, share, rng, limits))
             local = self.local
             trained = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
-            parts += zip(alike.values(), trained)
+            parts += zip(rows_by_architecture.values(), trained)
         return joined(parts, cohort.states)
 
     def group(
@@ -391,72 +392,68 @@ class Federation:
         model: nn.Module,
         starts: Stack,
         clients: Sequence[int],
-        each: LocalObjective,
+        objective: LocalObjective,
         rng: Rng,
         steps: Sequence[int] | None = None,
     ) -> Group:
-        """Clients of one architecture, in the form that the engine takes.
+        """Return clients of one architecture in the form that the engine takes.
 
         Args:
-            steps: after how many each client is stopped; None: it makes all.
+            steps: the number of steps after which each client stops; None: it makes all.
         """
-        local, data, parts, values = self.local, self.data, self.clients.train, each.per_sample
+        local, data, parts, values = self.local, self.data, self.clients.train, objective.per_sample
         size = local.size_of_batches(parts)
         changes = (local.repeats, local.augment, data.shape[-1] if data.images else 0, local.last_batch)
-        own = [parts[client] for client in clients]
-        # Those without a step make one, which nobody receives.
+        indices = [parts[client] for client in clients]
+        # The engine makes at least one step; the update of a client with a limit of 0 is dropped later.
         limits = None if steps is None else [max(1, n) for n in steps]
-        if data.on_host:  # these clients' samples alone go to the device, and are counted from 0 there
-            samples, sizes = torch.cat(own), [len(part) for part in own]
-            data, own = data.taken(samples), torch.arange(len(samples)).split(sizes)
+        if data.on_host:  # only these clients' samples go to the device, where their indices start from 0
+            samples, sizes = torch.cat(indices), [len(part) for part in indices]
+            data, indices = data.taken(samples), torch.arange(len(samples)).split(sizes)
             values = None if values is None else values[upload(samples, values.device)]
-        batches = make_batches(own, clients, local.epochs, size, rng, data.device, *changes, limits)
+        batches = make_batches(indices, clients, local.epochs, size, rng, data.device, *changes, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-        settings = (optimizer, each.objective, each.ascent, local.precision, values)
-        return Job(model, data, batches, *settings), starts, each.context or {}
+        settings = (optimizer, objective.objective, objective.ascent, local.precision, values)
+        return Job(model, data, batches, *settings), starts, objective.context or {}
 
     def predict(self, state: State, images: Inputs, model: nn.Module | None = None) -> Tensor:
         """Return logits of one model in evaluation mode, for samples on the device or on the host.
 
-        They are [N, classes] for uint8 images [N, C, H, W], [N, T, classes] for tokens [N, T].
-
-        Static batch norms take the statistics of all training data, unless the state has some.
+        Logits are [N, classes] for uint8 images [N, C, H, W], and [N, T, classes] for tokens [N, T]. Static batch norms
+        use the statistics of all training data, unless the state has its own.
 
         Args:
-            model: for a state of another architecture than the global one.
+            model: the state's architecture, if it is not the global one.
         """
         model = model or self.model
         state = {**state, **self.statistics(state, model)}
-        return infer(model, state, self.data, self._hidden(images), self.local.precision)
+        return infer(model, state, self.data, self._hide_tokens(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Inputs) -> Tensor:
-        """Return logits of K models, each for its own n samples [K, n, ...]; `predict` gives the same up to rounding.
+        """Return logits of K models, each for its own n samples [K, n, ...], as `predict` up to rounding.
 
-        Models with static batch norms have to bring their statistics.
+        The stack must hold the statistics of static batch norms.
 
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
         """
-        samples = self._hidden(samples, len(samples))
+        samples = self._hide_tokens(samples, len(samples))
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
-    def _hidden(self, samples: Any, *models: int) -> Any:
-        """Return samples as they are.
-
-        Of a masked language model, which is asked about hidden tokens, always the same ones.
-        """
+    def _hide_tokens(self, samples: Any, *models: int) -> Any:
+        """Hide tokens from a masked language model, the same ones at every call; return other samples unchanged."""
         if not self.local.augment.mask:
             return samples
         return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """Return the running statistics of static batch norms, if the model has such norms and the state no statistics.
+        """Return the statistics of static batch norms, if the model has such norms and the state does not hold them.
 
-        They take a pass over the data for each state; those of the last state are kept.
+        They take a pass over the data for each state. The last state's statistics are cached.
 
         Args:
-            model: for a state of another architecture than the global one.
-            samples: the training samples to use, indices on the CPU. None: those of all clients.
+            model: the state's architecture, if it is not the global one.
+            samples: the training samples to use, indices on the CPU. None: all clients' samples.
         """
         model = model or self.model
         if not lacks_statistics(model, state):
@@ -468,7 +465,7 @@ class Federation:
             )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)
-        if (known := self._collected.of((model, state))) is None:
-            known = collect(model, state, self.data, self.clients.train.samples, self.local.precision)
-            self._collected.keep((model, state), known)
-        return dict(known)
+        if (statistics := self._collected.of((model, state))) is None:
+            statistics = collect(model, state, self.data, self.clients.train.samples, self.local.precision)
+            self._collected.keep((model, state), statistics)
+        return dict(statistics)

@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures and model, drawn from the seed."""
+"""From settings to a federation and a method: data, split, architectures and model, by the seed."""
 
 import logging
 from collections.abc import Callable
@@ -49,9 +49,9 @@ def build(
     Args:
         dataset: data of your own, in the place of those of the settings; or these, if they are loaded already for
             another run (by `config.load()`, or `fl.data.load` without changing them since).
-        model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
-            ones, or a function that makes one, whose weights then depend on the seed. Methods that start several models
-            from different weights need a function. Or clients' own, of any architectures, for methods that send no
+        model: your model, instead of the one in the settings: an `nn.Module` with the initial weights, or a function
+            that makes one with weights that depend on the seed. Methods that start several models from different
+            weights need a function. Or clients' own, of any architectures, for methods that send no
             weights (local, fedproto, fedmd): a list of such models, which clients have in turn, or a function of a
             client's number.
         start: the trained weights that --init names, if a run folder has kept them.
@@ -167,7 +167,7 @@ def _own_fleet(
     owned: tuple[int, ...],
     rng: Rng,
 ) -> Fleet:
-    """Return the clients' own architectures, the first of which is the global model's; each has its initial weights."""
+    """Return the clients' architectures with initial weights; the first is the global model's."""
     ALGORITHMS[config.method.name].refuse({"own_architectures": "model= of several models"})
     change = model_change(config.extensions)
     if config.model.init or change:
@@ -181,7 +181,7 @@ def _own_fleet(
 
 
 def _warn_of_drawn(config: Config, net: nn.Module) -> None:
-    """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
+    """Warn of weights that look trained but are random, as no weights were given."""
     if drawn := getattr(net, "drawn", ()):
         _log.warning(
             "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes",
@@ -192,7 +192,7 @@ def _warn_of_drawn(config: Config, net: nn.Module) -> None:
 def make_models(
     config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-    """Return the global model, what makes it anew, and the clients' own if an extension makes several of it.
+    """Return the global model, a function that makes another, and clients' models if an extension makes several.
 
     All weights that are not in `start` depend on the seed alone.
     """

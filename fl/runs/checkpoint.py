@@ -52,7 +52,7 @@ def save(
     """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
 
     It is one file of `fl.base.tensors`, so that tensors, round and best model always belong together, with tensors
-    named `part/tensor`, those of the best model `best/part/tensor`.
+    named `part/tensor`, the best model's `best/part/tensor`.
 
     Args:
         spec: of the model.

@@ -127,7 +127,7 @@ _ASKED = ("test_", "local_valid_", "local_test_")
 
 
 def columns(names: Iterable[str] = ()) -> dict[str, Column]:
-    """Return the columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
+    """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
 
     Args:
         names: of columns, such as those of a table's rows; metrics that were asked for among them come last.

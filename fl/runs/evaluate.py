@@ -295,7 +295,7 @@ def _over_pairs(similarity: Tensor) -> Tensor:
 
 
 def held_out(fed: Federation) -> list[str]:
-    """Return those of "valid" and "test" for which all clients hold samples out."""
+    """Return "valid" and "test", each if all clients hold samples out for it."""
     parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
     # the former spares a look at every client
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
@@ -314,7 +314,7 @@ def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores
 
 
 def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels) -> Scores:
-    """Score clients whose data are in this process."""
+    """Score clients with data in this process."""
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
     outputs = _of_each if fed.local.augment.mask else _of_all
     task, loss = task_of(fed.data), fed.local.loss

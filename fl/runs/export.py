@@ -70,7 +70,7 @@ def export_model(
     weights, is written by `torch.export.export(fl.load_model(folder), (x,))`.
 
     Args:
-        trained: a run folder, whose deployed model it is (see `fl.load_model`), or a module.
+        trained: a run folder, for its deployed model (see `fl.load_model`), or a module.
         file: the new file. Its suffix says the format, unless `format` does.
         model: the model of your own that the run was given, if it was, as in `fl.load_model`.
         dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client`.
@@ -79,7 +79,7 @@ def export_model(
             folder with the adapters alone, which `PeftModel.from_pretrained` puts on the model that they are for.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
-        best: that of the best evaluated round, for a run with --keep-best.
+        best: take the best evaluated round's model, of a run with --keep-best.
 
     Raises:
         FLError: for an unknown format, a file that exists, a model that cannot be written in this format, and a client
@@ -139,11 +139,11 @@ def client_model(
     The run's data set is needed.
 
     Args:
-        model, dataset: those of your own that the run was given, if it was.
-        best: that of the best evaluated round, for a run with --keep-best.
+        model, dataset: yours, if the run was given one.
+        best: take the best evaluated round's model, of a run with --keep-best.
 
     Raises FLError if it predicts with none, or with the sum of several, for a model or data of another run, and if
-    the run has not kept that of its best round.
+    the run has not stored its best round's model.
     """
     run = _built(folder, model, dataset)
     fed, server = run.fed, run.server

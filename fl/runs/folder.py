@@ -272,7 +272,7 @@ def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = Fa
 def is_last_best(folder: Path) -> bool:
     """Say whether the best evaluated round of a run is the one of its checkpoint.
 
-    Raises FLError if it is another, whose model was not kept.
+    Raises FLError if it is another round, since its model was not stored.
     """
     header = checkpoint.read_header(folder)
     rows = [row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]]

@@ -21,7 +21,7 @@ _FREE = {"out", "name", "device", "data-on", "data-root", "log", "checkpoint-eve
 
 
 def check_ranks_agree(run: RunState) -> None:
-    """Check that all ranks do the same run, and let them begin at the round of rank 0, whose run may be resumed.
+    """Check that all ranks do the same run, and start them at the round of rank 0, which may resume.
 
     Raises:
         FLError: if a rank has other settings, another version or other data than rank 0; it says which and in what.

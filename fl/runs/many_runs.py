@@ -69,14 +69,14 @@ def train_all(
 ) -> Ended:
     """Carry out several runs, each in its folder.
 
-    Finished runs are kept, interrupted ones are resumed; after a run whose training fails the others go on.
+    Finished runs are kept, interrupted ones are resumed; if the training of one run fails, the others continue.
 
     Args:
         runs: the settings of the run in each folder.
         settings: the file that describes all of them, in the folder above theirs, which must be new unless `resume`.
         text: the content of that file.
         dataset: of all runs.
-        model: a model of the user's own, in the place of that of the settings.
+        model: the user's model, instead of the one in the settings.
 
     Raises:
         FLError: as `simulate` does, and if all runs diverge.
@@ -105,9 +105,9 @@ def train_all(
 def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | None) -> None:
     """Build a run and drop it, so that what is wrong with it is refused before the first run trains."""
     # It is built again when its turn comes, since all together may not fit into memory. Less than building would not
-    # do: whether the data set can be dealt out with this seed, whether the model takes its samples, whether a client's
-    # budget has an architecture, whether the weights of --init fit and whether a folder's checkpoint is of this run are
-    # only known once that was tried.
+    # do: whether the data set can be partitioned with this seed, whether the model takes its samples, whether a
+    # client's budget has an architecture, whether the weights of --init fit, and whether a folder's checkpoint is of
+    # this run, are only known once that was tried.
     require(config.evaluation.log)
     if (folder / SETTINGS).exists():
         Config.read(folder, resume=True)  # which refuses settings that are gone
@@ -116,7 +116,7 @@ def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | N
 
 
 def _warn_of_renamed(folder: Path, runs: Mapping[Path, Config]) -> None:
-    """Warn of runs that are trained anew beside others in the same folder that are none of these, but may have been."""
+    """Warn if a run starts new although another folder beside it may hold the same run under another name."""
     new = [path for path in runs if not path.exists()]
     others = sorted({file.parent for file in folder.rglob(SETTINGS)} - {folder, *runs})
     if new and others:

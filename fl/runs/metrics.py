@@ -29,8 +29,8 @@ class Metrics:
     The table has the columns that some round has filled; what was not measured in a round is blank.
 
     Args:
-        path: the CSV file, which is written anew.
-        rows: those of an earlier, interrupted run, see `kept`.
+        path: the CSV file, which is overwritten.
+        rows: an earlier, interrupted run's, see `kept`.
         asked: the columns of metrics that were asked for, see `fl.runs.columns.asked_for`.
     """
 
@@ -54,7 +54,7 @@ class Metrics:
             self._write()
 
     def _write(self) -> None:
-        """Write the table anew, with the columns that its rows have."""
+        """Overwrite the table, with the columns that its rows have."""
         filled = {"round", *_names(self.rows)}
         self.columns = [name for name in self.kinds if name in filled]
         write_csv(self.path, self.columns, map(self._line, self.rows))
@@ -203,9 +203,9 @@ def judged_by(rows: Sequence[Row], by: str = "auto") -> str:
 
 
 def best(rows: Sequence[Row], by: str = "auto") -> Row:
-    """Find the best evaluated round, the first of equal ones, whose model --keep-best keeps.
+    """Find the best evaluated round, the first of equal ones. --keep-best stores its model.
 
-    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy (of
+    It has the smallest mean validation loss if clients validate, else the highest test accuracy (of
     numbers: the least error). Empty if no round was evaluated, or none had a number there.
 
     Args:

@@ -148,7 +148,7 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
     if data.task == "classification" and not data.text:
         if data.classes > spec.num_classes:
             raise FLError(f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}")
-        data = replace(data, classes=spec.num_classes)  # of which the new clients may have some alone
+        data = replace(data, classes=spec.num_classes)  # new clients may have only some of them
     data = data.padded(config.data.pad)
     now = model_spec(config, data, model) if not isinstance(spec, CustomSpec) else spec
     for field in ("num_classes", "in_channels", "image_size", "tokens"):
@@ -194,7 +194,7 @@ def _names(data: Dataset, clients: Splits) -> list[str]:
 
 
 def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, Tensor]]:
-    """Return (client, its training samples) of each row: all, or so many as are asked for and it has."""
+    """Return (client, its training samples) of each row: all samples, or the asked number if it has them."""
     if not samples:
         return list(enumerate(clients.train))
     rows = []
@@ -237,12 +237,12 @@ def _sent(config: Config, fed: Federation, server: dict[str, State]) -> State:
 
 
 def _alike(state: State, clients: int) -> Level:
-    """Return one model for all clients, of which each has a copy."""
+    """Return a copy of one model for every client."""
     return Level(broadcast(state, clients), torch.arange(clients))
 
 
 class _Added(nn.Module):
-    """Several models, whose logits are added up or averaged."""
+    """Several models; their logits are added up or averaged."""
 
     def __init__(self, model: nn.Module, count: int, mean: bool) -> None:
         super().__init__()

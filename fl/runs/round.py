@@ -32,7 +32,7 @@ def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]
         server, update = algorithm.round(run.server, clients, rng)
 
         arrived = update.arrived or [True] * len(clients)
-        counted = arrived if any(arrived) else [True] * len(clients)  # what they started from, if nobody's came
+        counted = arrived if any(arrived) else [True] * len(clients)  # their starts, if no update arrived
         # waits for the device, so that the time below is the round's
         losses = check_finite(server, run.server, update.loss, number)[torch.tensor(counted)]
         took = time.perf_counter() - started
@@ -67,7 +67,7 @@ def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -
 
 @contextmanager
 def _own_random_numbers(run: RunState, rng: Rng) -> Iterator[None]:
-    """Let models that draw numbers in evaluation mode, too, draw those of the round.
+    """Seed models that draw random numbers even in evaluation mode by the round.
 
     Nothing here draws from torch's own generators.
     """

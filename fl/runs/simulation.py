@@ -1,7 +1,6 @@
-"""The loop over rounds, which every run is.
+"""The loop over the rounds of a run.
 
-`Run` is the loop, `simulate` goes through it. What happens within a round is in `fl.runs.round`, and what is kept of
-it in `fl.runs.state`.
+`Run` is the loop, and `simulate` runs it to its end. `fl.runs.round` does one round, `fl.runs.state` keeps its results.
 """
 
 import atexit
@@ -32,10 +31,10 @@ from fl.runs.summary import Summary
 from fl.settings import Config
 
 OnRound: TypeAlias = Callable[[Row], bool | None]
-"""A row of metrics.csv -> whether the run is to stop after it."""
+"""Takes a row of metrics.csv, and returns True to stop the run after it."""
 
 
-# Figures are imported where they are drawn: matplotlib takes 0.7 s, and a client elsewhere starts for each message.
+# Imported on use: matplotlib takes 0.7 s to import, and a client on another machine starts for each message.
 def _draw_at_start(run: RunState) -> None:
     from fl.figures.coverage import leave_coverage
 
@@ -52,28 +51,28 @@ def _draw_at_end(run: RunState) -> None:
 
 AT_START = [_draw_at_start]
 AT_END = [_draw_at_end]
-"""What writes figures and tables into a run folder, where the run is one for them, before the first round, and when
-training has ended or was interrupted. A line here is all that another one takes."""
+"""Functions that write figures and tables into a run folder: before the first round, and when training has ended or
+was interrupted. Each does nothing for a run that it does not fit. A new one needs no more than a line here."""
 
 
 _OPEN: WeakSet[Generator] = WeakSet()
-"""The rounds of runs that a loop, or a variable, holds."""
+"""The rounds that a loop or a variable of the program still holds."""
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close what a program still holds when it ends, while there are modules to do that with."""
-    for one in [*_OPEN]:
-        one.close()
+    """Close the runs that are open when the program ends, before Python unloads the modules."""
+    for rounds in [*_OPEN]:
+        rounds.close()
 
 
 class Round:
-    """A round of a `Run` that was just done; it stays as it is when the run goes on.
+    """A finished round of a `Run`. Later rounds do not change it.
 
     Attributes:
         number: from 1.
         row: its row of metrics.csv.
-        server: what the server keeps after it, by name; "global" is the state of the global model.
+        server: what the server stores after the round, by name; "global" is the state of the global model.
     """
 
     def __init__(self, run: RunState) -> None:
@@ -99,20 +98,20 @@ class Round:
 class Run:
     """One method with one seed, round by round: `for round in fl.Run(config, folder)` trains a round and yields it.
 
-    It leaves the run folder that `simulate` leaves, which is a loop over this. The loop may be left at any moment, by
-    `break`, an exception or Ctrl-C: the checkpoint, the summary and the figures are then written, and the folder is
-    free. With `resume=True`, or by a second loop over the same object, it goes on with the next round, and ends exactly
-    as it would have without the interruption.
+    It writes the same run folder as `simulate`, which is a loop over a `Run`. The loop may end at any moment, by
+    `break`, an exception or Ctrl-C. Then the checkpoint, the summary and the figures are written, and the folder is
+    unlocked. With `resume=True`, or in a second loop over the same object, the run continues with the next round. It
+    ends exactly as it would have without the interruption.
 
-    A run that is not the loop's alone, as in `rounds = iter(run)`, is closed when `rounds` is. In `with fl.Run(...) as
-    run:` all loops are over the same rounds, and the run is closed at the end of the block, where errors of writing are
-    raised as well: at a `break` Python can only print them.
+    After `rounds = iter(run)` the run is closed when `rounds` is closed. In `with fl.Run(...) as run:` all loops share
+    their rounds, and the end of the block closes the run. The end of the block also raises errors of writing; after a
+    `break` without `with`, Python can only print them.
 
     Args:
         config, folder, resume, dataset, model, transport: as `simulate` takes them.
 
     Raises:
-        FLError: when the first round is asked for, as `simulate` does; also under torchrun.
+        FLError: as `simulate` does, but at the first round; also under torchrun.
 
     >>> import tempfile
     >>> config = Config.of(algorithm="fedavg", rounds=9, local_epochs=1, width=0.1)
@@ -136,46 +135,46 @@ class Run:
         self.config, self.folder, self._resume = config, Path(folder), resume
         self.dataset, self.model, self.transport = dataset, model, transport
         self._run: RunState | None = None
-        self._kept: Generator[Round] | None = None
-        self._is_ours = False  # the folder
+        self._shared_rounds: Generator[Round] | None = None  # by all loops in a `with` block
+        self._has_begun = False  # a run in the folder
 
     @property
     def resume(self) -> bool:
-        """Whether the next loop goes on with the run in the folder: as asked, or because this object has begun it."""
-        return self._resume or (self._is_ours and (self.folder / SETTINGS).exists())
+        """True if the next loop resumes the run in the folder: as asked, or because this object has begun it."""
+        return self._resume or (self._has_begun and (self.folder / SETTINGS).exists())
 
-    def _take(self) -> None:
-        self._is_ours = True
+    def _mark_begun(self) -> None:
+        self._has_begun = True
 
     @property
     def summary(self) -> Summary | None:
-        """That of summary.json, once the run was closed."""
+        """The content of summary.json; None until the run is closed."""
         return self._run and self._run.summary
 
     def __enter__(self) -> "Run":
-        self._kept = self._opened()
+        self._shared_rounds = self._open_rounds()
         return self
 
     def __exit__(self, *_: object) -> None:
-        kept, self._kept = self._kept, None
-        kept.close()
+        rounds, self._shared_rounds = self._shared_rounds, None
+        rounds.close()
         if self._run:
-            self._run.ending.look()  # for a SIGTERM that came while the run was left
+            self._run.ending.look()  # a SIGTERM may have come while the run was closed
 
     def __iter__(self) -> Iterator[Round]:
-        return self._kept or self._opened()  # the latter closes when a loop drops it
+        return self._shared_rounds or self._open_rounds()  # a loop that ends drops and so closes the new rounds
 
-    def _opened(self) -> Generator[Round]:
-        opened = self._rounds()
-        _OPEN.add(opened)
-        return opened
+    def _open_rounds(self) -> Generator[Round]:
+        rounds = self._do_rounds()
+        _OPEN.add(rounds)
+        return rounds
 
-    def _rounds(self) -> Generator[Round]:
-        """Do the rounds that are left; the run is closed when this is, wherever it is then."""
+    def _do_rounds(self) -> Generator[Round]:
+        """Do and yield the rounds that are left. To close this generator, at any point, closes the run."""
         if is_one_of_several() and not is_joined():
             raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
-        with opened(*inputs, AT_START, AT_END, self._take) as run, Bar(run) as bar:
+        with opened(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
             self._run = run
             for number in run.numbers_left():
                 with bar.during_round():
@@ -199,13 +198,12 @@ def simulate(
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
-    Where clients hold samples out it also holds clients.csv, a row a client and evaluated round with its scores;
-    methods with models on levels leave structure.json and structure.png, those with clients of different architectures
-    architectures.csv and (where these keep their places) coverage.png.
+    Where clients hold samples out it also holds clients.csv: a row per client and evaluated round, with the scores.
+    Methods with models on levels add structure.json and structure.png. Clients of different architectures add
+    architectures.csv and, if each always has the same part of the global model, coverage.png.
 
-    A run that was interrupted at any moment is continued with `resume`, and ends as it would have without the
-    interruption: bit for bit on a CPU with the same backend and as many threads, on a GPU as far as its kernels are
-    deterministic.
+    `resume` continues a run that was interrupted at any moment. It ends as it would have without the interruption: bit
+    for bit on a CPU with the same backend and number of threads, on a GPU as far as its kernels are deterministic.
 
     Under torchrun every process calls this with the same arguments: the first writes the folder, and all return the
     summary.
@@ -213,20 +211,20 @@ def simulate(
     Args:
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
-        dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of those of the settings;
-            or these, as `config.load()` returns them, so that several runs load them once.
-        model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
-            ones, or a function that makes one, or several of them, see `fl.build`. The checkpoint keeps which data and
-            which model its run needs; give the same to resume it.
+        dataset: your data, such as `fl.Dataset.from_arrays(...)`, instead of the data set in the settings. Or that data
+            set, from `config.load()`, if several runs are to load it once.
+        model: your model, instead of the one in the settings: an `nn.Module` with the initial weights, a function that
+            makes one, or several of them, see `fl.build`. The checkpoint stores which data and which model its run
+            needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
-            run stops there; `resume` goes on with the next round.
+            run stops there; `resume` continues with the next round.
         transport: how rounds reach clients, see `fl.federation.transport`; by default they are simulated.
 
     Raises:
-        FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
-            process works in it, it cannot be written to, or training diverges.
-        KeyboardInterrupt: on Ctrl-C and on SIGTERM, after what is done was saved. A handler of SIGTERM of your own
-            runs before.
+        FLError: if the folder is not empty (or, to resume, has no run with these data, model and method), if another
+            process uses it, if it cannot be written to, or if training diverges.
+        KeyboardInterrupt: on Ctrl-C and on SIGTERM, after the finished rounds were saved. Your own handler of SIGTERM
+            runs first.
     """
     if on_round is not None and not callable(on_round):
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
@@ -237,8 +235,8 @@ def simulate(
             return _follow(config, Path(folder), resume, dataset, model)
         with Run(config, folder, resume, dataset, model, transport) as run:
             for round in run:
-                said = on_round(round.row) if on_round else False
-                if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return
+                stop = on_round(round.row) if on_round else False
+                if isinstance(stop, bool | np.bool_) and stop:  # other values that it may return do not stop the run
                     break
         tell_end(run.summary)
         return run.summary

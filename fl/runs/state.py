@@ -44,7 +44,7 @@ class RunState:
         metrics, table: the rows of all rounds so far, and the clients' scores.
         saved: the round of the last checkpoint; None before the first.
         best: the best model so far, with --keep-best.
-        summary: that of summary.json, once it was closed.
+        summary: the content of summary.json, once the run is closed.
         ending: whether SIGTERM has come.
         log: is told of each row, see --log.
     """
@@ -177,7 +177,7 @@ class RunState:
         self.log(self.rows[-1])
 
     def advance(self, server: Server, number: int) -> None:
-        """Go on to the server after a round whose row is in the table."""
+        """Move on to the server of a round that is in the table."""
         self.server, self.done = server, number
         asked = self.config.evaluation
         regular = number % asked.every == 0  # not only since the run ends here, perhaps to be trained on
@@ -192,7 +192,7 @@ class RunState:
         """Write a checkpoint.
 
         Args:
-            statistics: whether with those of the global model's static batch norms, which may have to be collected.
+            statistics: whether to add the statistics of the global model's static batch norms, collected if needed.
         """
         collected = self.fed.statistics(self.server["global"]) if statistics else {}
         checkpoint.save(

@@ -20,7 +20,7 @@ from fl.settings import Config, Experiment
 _SECOND = {"f1": "macro-F1", "mean_iou": "mean IoU", "dice": "mean Dice", "perplexity": "perplexity", "r2": "R2"}
 _WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
 _SPREAD = {"accuracy": "local_test_std", "mae": "local_test_mae_std"}
-"""What sentences call the scores of a run; those of `_SECOND` stand beside the first."""
+"""Names of a run's scores in sentences; scores in `_SECOND` follow the first."""
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
@@ -45,7 +45,7 @@ class Summary(dict):
     """What is in summary.json, in one line where it is printed, and with the curves in a notebook.
 
     Attributes:
-        folder: that of the run.
+        folder: the run's.
 
     >>> summary = Summary({"algorithm": "fedmr", "seed": 0, "final": {"round": 5, "accuracy": 0.5}}, Path("runs/a"))
     >>> summary, summary.final["accuracy"]

@@ -1,7 +1,7 @@
-"""Plans, and what one does with them.
+"""Plans: where each tensor of a small model lies in a full one.
 
-A plan (`Plan`) says where each tensor of a small model lies in a full one. By it the small model is extracted,
-embedded and built, models of different sizes are averaged by it (`surgery.average`), and it is written down as JSON.
+A `Plan` extracts, embeds and builds the small model, is saved as JSON, and serves to average models of different sizes
+(`surgery.average`).
 """
 
 from surgery.plan.fingerprint import fingerprint as fingerprint

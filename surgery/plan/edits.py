@@ -1,6 +1,6 @@
-"""Edits that, besides smaller tensors, turn a copy of a full module into a small one.
+"""Edits: the changes of a full module into a small one, besides smaller tensors.
 
-An edit is a JSON object: `do` names the function below that carries it out, the rest are its arguments.
+An edit is a JSON object: `do` names one of the functions below, the rest are its arguments.
 """
 
 import functools
@@ -33,9 +33,9 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Set a plain attribute of a module. It keeps its type: JSON has lists for tuples.
+    """Set a plain attribute of a module. A tuple stays a tuple, although JSON has lists only.
 
-    The attribute may be that of an object which the module holds, such as `config.num_hidden_layers`.
+    The attribute may belong to an object in the module, such as `config.num_hidden_layers`.
     """
     path, _, last = attribute.rpartition(".")
     holder = _child(model, module)
@@ -45,45 +45,46 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
 
 
 def _child(model: nn.Module, name: str) -> Any:
-    """Return a module of the model by its name, as `get_submodule` does at ten times the cost."""
+    """Return a module of the model by its name, in a tenth of the time of `get_submodule`."""
     return functools.reduce(lambda module, part: module._modules[part], name.split(".") if name else (), model)
 
 
 def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Raise SurgeryError unless an attribute of a module, or of a configuration that it holds, is plain and becomes so.
+    """Raise SurgeryError unless an attribute of a module or of its configuration is plain, before and after.
 
-    Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
+    Plans come from files: they may change sizes, heads, scales and settings, but no code and no tensor.
     """
-    said = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
+    action = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
     *path, last = attribute.split(".")
     for name in path:
         owner = vars(owner).get(name)
         if owner is None or isinstance(owner, nn.Module | Tensor | type) or callable(owner) or is_plain(owner):
             raise SurgeryError(
-                f"{said}, but {name!r} is no configuration there: the plan is not of this model", code="plan"
+                f"{action}, but {name!r} is no configuration there: the plan is not of this model", code="plan"
             )
-    if isinstance(owner, nn.Module) and last in _EVERY_MODULE_S:
+    if isinstance(owner, nn.Module) and last in _TORCH_ATTRIBUTES:
         raise SurgeryError(
-            f"{said}, which torch keeps there for itself: the plan was not made by this package", code="plan"
+            f"{action}, which torch keeps there for itself: the plan was not made by this package", code="plan"
         )
     kind = getattr(type(owner), last, None)
     stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
     if last.startswith("__") or not stored or not is_plain(_held(owner, last)):
         raise SurgeryError(
-            f"{said}, which is no number, text or truth value there: the plan is not of this model", code="plan"
+            f"{action}, which is no number, text or truth value there: the plan is not of this model", code="plan"
         )
     if not is_plain(value):
         raise SurgeryError(
-            f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them", code="plan"
+            f"{action} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them",
+            code="plan",
         )
     if not is_like(old := _held(owner, last), value):
         raise SurgeryError(
-            f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind",
+            f"{action} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind",
             code="plan",
         )
 
 
-_EVERY_MODULE_S = vars(nn.Module()).keys()
+_TORCH_ATTRIBUTES = vars(nn.Module()).keys()
 
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
@@ -92,7 +93,7 @@ def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
 
 
 def _held(owner: Any, name: str) -> Any:
-    """Return an attribute as it is stored: a configuration may raise for one that differs between layers."""
+    """Return an attribute from storage, since a configuration may raise for one that differs between layers."""
     return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
 
@@ -110,21 +111,21 @@ def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
     if isinstance(tensor, nn.Parameter) or type(value) not in (int, float) or not math.isfinite(value):
         raise TypeError(f"{joined(module, attribute)} is trained, or {value!r} is no number")
     filled = torch.full_like(tensor, value)
-    for (name, each), other in list(named_tensors(model)):  # it may be there under several names
+    for (owner, last), other in list(named_tensors(model)):  # the tensor may have several names
         if other is tensor:
-            setattr(model.get_submodule(name), each, filled)
+            setattr(model.get_submodule(owner), last, filled)
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:
     """Remove `count` children of a Sequential or ModuleList from position `first` on; later ones move up."""
     parent = model.get_submodule(module)
     children = list(parent._modules.items())
-    kept = [child for _, child in (*children[:first], *children[first + count :])]
+    remaining = [child for _, child in (*children[:first], *children[first + count :])]
     names = [name for name, _ in children]
     numbered = names == [str(i) for i in range(len(names))]
-    names = names[: len(kept)] if numbered else [*names[:first], *names[first + count :]]
+    names = names[: len(remaining)] if numbered else [*names[:first], *names[first + count :]]
     parent._modules.clear()
-    parent._modules.update(zip(names, kept))
+    parent._modules.update(zip(names, remaining))
 
 
 def skip(model: nn.Module, module: str) -> None:
@@ -137,10 +138,10 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
     chain = model.get_submodule(module)
     if not isinstance(chain, Chain):
         raise TypeError(f"{module!r} is a {type(chain).__name__}, not a Chain")
-    kept = chain[0] if keep == 1 else chain[:keep]
+    blocks = chain[0] if keep == 1 else chain[:keep]
     if keep > 1:
-        kept.training = chain.training
-    model.set_submodule(module, kept, strict=True)
+        blocks.training = chain.training
+    model.set_submodule(module, blocks, strict=True)
 
 
 _EDITS: dict[str, Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""Hashes by which a plan knows its full model: names and shapes of its tensors, classes and settings of its modules."""
+"""Hashes that identify a plan's full model: names and shapes of tensors, classes and settings of modules."""
 
 import functools
 import hashlib
@@ -12,10 +12,10 @@ from torch import nn
 
 from surgery.plain import is_plain
 
-_VERSION = "3:"  # what `structure` begins with; another version's hashes were made of other facts
-_ASIDE = {"device", "dtype", "name_or_path"}  # may differ between models that compute the same
-_COUNTS = re.compile("head|group")  # settings whatever the constructor calls them
-_SWITCHES = re.compile("drop|checkpointing|fused")  # how much is dropped, and how the same is computed
+_VERSION = "3:"  # the first characters of `structure`; hashes of other versions cannot be compared
+_IGNORED = {"device", "dtype", "name_or_path"}  # may differ between models that compute the same
+_COUNTS = re.compile("head|group")  # settings even if they are no arguments of the constructor
+_SWITCHES = re.compile("drop|checkpointing|fused")  # rates of dropout, and other ways to compute the same
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -40,7 +40,7 @@ def structure(model: nn.Module) -> str:
 
 
 def has_structure(model: nn.Module, known: str) -> bool:
-    """Return whether a model may be the one of which a hash is known; a hash of another version says nothing.
+    """Return False if a hash of `structure` cannot be the model's. Any hash of another version can be.
 
     >>> has_structure(nn.ReLU(), structure(nn.ReLU())), has_structure(nn.GELU(), structure(nn.ReLU()))
     (True, False)
@@ -51,10 +51,10 @@ def has_structure(model: nn.Module, known: str) -> bool:
 def settings(module: nn.Module) -> dict[str, Any]:
     """Return a module's own settings by the attribute's name, as `structure` has them.
 
-    A setting is a number, a string, a bool, None, or a tuple, list or dict of these, in a public attribute that is
-    called like an argument of the constructor, or counts heads or groups. What `forward` keeps in other attributes is
-    none, so that a model has the same hash after it has run. With the default value of one of torch's constructors it
-    is left out, so that arguments that a later torch adds change nothing.
+    A setting is a number, a string, a bool, None, or a tuple, list or dict of these, in a public attribute. The
+    attribute has the name of an argument of the constructor, or counts heads or groups. Values that `forward` stores in
+    other attributes do not count, so that running a model does not change its hash. Settings with the default value of
+    one of torch's constructors are skipped, so that new arguments in a later torch change nothing.
 
     >>> settings(nn.LayerNorm(3, eps=0.1))
     {'eps': 0.1, 'normalized_shape': (3,)}
@@ -67,7 +67,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in sorted(vars(module).items())
         if (name in arguments or _COUNTS.search(name))
-        and not (name.startswith("_") or name in _ASIDE or _SWITCHES.search(name))
+        and not (name.startswith("_") or name in _IGNORED or _SWITCHES.search(name))
         and is_plain(value, keys=str | int)
         and not (name in defaults and type(defaults[name]) is type(value) and defaults[name] == value)
     }
@@ -75,7 +75,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
 
 @functools.cache
 def _arguments(cls: type) -> frozenset[str]:
-    """Return the names of the arguments of a class's constructor, those of the classes that it inherits included."""
+    """Return the names of the constructor's arguments, of a class and of all classes that it inherits from."""
     constants = {name for base in cls.__mro__ for name in vars(base).get("__constants__", ())}
     return frozenset(constants.union(*map(_own_arguments, cls.__mro__)))
 
@@ -83,8 +83,8 @@ def _arguments(cls: type) -> frozenset[str]:
 @functools.cache
 def _torch_defaults(cls: type) -> dict[str, Any]:
     """Return the default values of the arguments of torch's constructors among those of a class."""
-    theirs = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] == "torch"]
-    return {name: default for base in theirs for name, default in _own_arguments(base).items()}
+    torch_classes = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] == "torch"]
+    return {name: default for base in torch_classes for name, default in _own_arguments(base).items()}
 
 
 @functools.cache

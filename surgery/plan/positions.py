@@ -1,4 +1,4 @@
-"""Positions along the axes of a tensor, as ranges in any order, and the reading and writing of tensors there."""
+"""Positions along the axes of a tensor, as ranges in any order; reading and writing tensors at positions."""
 
 import math
 import operator
@@ -15,8 +15,8 @@ from surgery.transfer import upload
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, in the order of reading
 Index: TypeAlias = tuple[Runs | None, ...]  # one entry for each axis; None is the whole axis
 
-_MANY = 512  # up to so many pieces are written as views, more by one scatter
-_FEW = 64  # up to so many ranges are read as views, more by one gather, which by then takes less time
+_MANY = 512  # pieces at most that are written as views; more take less time in one scatter
+_FEW = 64  # ranges at most that are read as views; more take less time in one gather
 
 
 class Source(NamedTuple):
@@ -36,7 +36,7 @@ def as_runs(positions: Iterable[int]) -> Runs:
 
 
 def merged(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return the ranges in their order; those that continue the one before become one with it.
+    """Join each range that continues the one before it. The order stays.
 
     >>> merged([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
@@ -59,22 +59,22 @@ def positions(runs: Runs) -> list[int]:
 
 
 def as_index(index: Iterable) -> Index:
-    """Return an index of tuples of whole numbers, made of lists and any integers.
+    """Convert an index of lists and any integers to tuples of ints.
 
-    TypeError or ValueError for other things.
+    Raises TypeError or ValueError for other values.
     """
     whole = operator.index
 
     def as_tuples(runs: Iterable) -> Runs:
         if type(runs) is tuple and all(type(r) is tuple and tuple(map(type, r)) == (int, int) for r in runs):
-            return runs  # which many tensors share
+            return runs  # no copy: many tensors share them
         return tuple((whole(a), whole(b)) for a, b in runs)
 
     return tuple([None if runs is None else as_tuples(runs) for runs in index])
 
 
 def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of what an index reads from a tensor of a shape; SurgeryError if it does not fit."""
+    """Return the shape of the elements at an index of a tensor; SurgeryError if the index does not fit the shape."""
     if len(index) != len(shape):
         raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}", code="plan")
     for runs, size in zip(index, shape):
@@ -89,7 +89,7 @@ def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]
 
 
 def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
-    """Return the positions `inner` of the positions `outer` of a tensor of a shape.
+    """Return the index that reads `inner` from the result of `outer`. `shape` is the shape before both.
 
     >>> chain((((4, 8),), ((1, 2), (0, 1))), (((1, 3),), ((1, 2), (0, 1))), (8, 2))
     (((5, 7),), None)
@@ -99,8 +99,8 @@ def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
         if first is None or second is None:
             runs = merged(second or first or ((0, size),))
         else:
-            among = positions(first)
-            runs = as_runs(among[p] for p in positions(second))
+            outer_positions = positions(first)
+            runs = as_runs(outer_positions[p] for p in positions(second))
         result.append(None if runs == ((0, size),) or not size else runs)
     return tuple(result)
 
@@ -124,11 +124,11 @@ def is_whole(index: Index) -> bool:
 
 def repeats(index: Index) -> bool:
     """Return whether an index holds a position of some axis more than once."""
-    return any(runs is not None and len(set(every := positions(runs))) < len(every) for runs in index)
+    return any(runs is not None and len(set(all_positions := positions(runs))) < len(all_positions) for runs in index)
 
 
 def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
-    """Return a copy of the elements at an index, whose axes come after `lead` others."""
+    """Return a copy of the elements at an index. The tensor has `lead` further axes in front."""
     copied = False
     for axis, runs in enumerate(index, lead):
         if runs is not None:
@@ -139,7 +139,7 @@ def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
 def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
     """Write a tensor to the elements of `full` at an index, in place. The inverse of `take`.
 
-    Of a position that repeats, the first of the small tensor's positions that it is read from is written.
+    If several positions of the small tensor lie at one position, the first is written.
 
     >>> full = torch.zeros(4)
     >>> put(full, (((3, 4), (0, 1), (3, 4)),), torch.tensor([1.0, 2.0, 3.0]))
@@ -155,9 +155,9 @@ def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
 
 
 def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index]:
-    """Return the tensor and its index with the positions of every axis in ascending order and each position once.
+    """Sort the positions of every axis, of the tensor and of its index, and keep each position once.
 
-    Of elements that lie at one position the first is kept. Nothing is copied where the order is ascending already.
+    Of elements at one position the first stays. An axis that is ascending already is not copied.
 
     >>> ascending(torch.tensor([5, 6, 7]), (((3, 4), (1, 2), (3, 4)),))
     (tensor([6, 5]), (((1, 2), (3, 4)),))
@@ -176,8 +176,8 @@ def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index
 def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs of views, of `full` and of `small`, that pair every element of `small` with its place.
 
-    With views, writing, adding and filling need no index tensors and are as fast as a copy. The index has to be an
-    ascending one.
+    With views, writing, adding and filling need no index tensors and are as fast as a copy. The index must be
+    ascending.
     """
     many = [axis for axis, runs in enumerate(index) if runs is not None and len(runs) > 1]
     for axis, runs in enumerate(index):
@@ -196,7 +196,7 @@ def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator
 
 
 def scattered(index: Index) -> bool:
-    """Return whether an index has so many pieces that one gather takes less time than as many views."""
+    """Return whether one scatter takes less time than a view for each piece of the index."""
     return math.prod(len(runs) for runs in index if runs is not None) > _MANY
 
 
@@ -208,8 +208,8 @@ def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
     tensor([[0, 2],
             [3, 5]])
     """
-    every = (*[None] * lead, *index)
-    places = [range(size) if runs is None else positions(runs) for runs, size in zip(every, like.shape)]
+    full_index = (*[None] * lead, *index)
+    places = [range(size) if runs is None else positions(runs) for runs, size in zip(full_index, like.shape)]
     return torch.meshgrid(*(upload(torch.tensor(p), like.device) for p in places), indexing="ij")
 
 

@@ -1,8 +1,8 @@
-"""A plan says how a smaller model lies inside a full one, as data.
+"""Plans: where the tensors of a small model lie in a full one, as data.
 
-HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which tensors of the full model a client holds
-(depth), which positions along each axis (width), and which deeper blocks a client's last block stands for (grafting).
-`narrow`, `graft` and `ungraft` make plans; this file applies them.
+HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans. A plan selects the tensors of the full model
+that a client holds (depth) and the positions along each axis (width). With grafting, it also says which deeper blocks
+a client's last block stands for. `narrow`, `graft` and `ungraft` make plans; this file applies them.
 """
 
 import copy
@@ -41,38 +41,38 @@ from surgery.plan.positions import (
 from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
-_ROWS = 12  # of the table that a plan prints as
-Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
+_ROWS = 12  # at most, of a printed plan
+Edit: TypeAlias = Mapping[str, Any]  # a JSON object: a change of a module, see `surgery.plan.edits`
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Where each tensor of a small model lies in a full one.
 
-    An index of an axis is a tuple of ranges (start, stop), in any order; `as_runs([3, 1, 2])` makes one of positions.
-    The small model's position j is the j-th that the ranges hold. So an index selects, permutes (every position once)
-    or widens (positions more than once; the "small" model is then the wider one).
+    The index of an axis is a tuple of ranges (start, stop), in any order; `as_runs([3, 1, 2])` makes it from positions.
+    Position j of the small model is read from the j-th position in the ranges. So an index selects positions, permutes
+    them (each position once) or widens (positions several times; the "small" model is then the wider one).
 
-    A small tensor may have several sources, in several tensors or in parts of one, and several small tensors may share
-    a tensor of the full model (query, key and value in one matrix, say). Different sources must not overlap: each
-    element of the full model belongs to one small tensor, in one place.
+    A small tensor may have several sources: several tensors of the full model, or parts of one. Several small tensors
+    may share a tensor of the full model, such as query, key and value in one matrix. Sources must not overlap: each
+    element of the full model belongs to at most one element of the small model.
 
     `extract(embed(x)) == x` and, wherever the mask is True, `embed(extract(s)) == s`, both bit for bit, except:
 
     - If a tensor has several sources, `extract` reads the first and `embed` writes all. `embed(extract(s))` then equals
       s only if the sources are equal in s.
-    - If a position repeats, the first of the small model's positions that read it is the one that `embed` writes, and
-      so the one that counts in `surgery.average` and `surgery.match_norms`. The others are copies,
-      whose values are lost: `extract(embed(x)) == x` only if they are equal in x.
+    - If several positions of the small model read one position, `embed` writes the value of the first, and
+      `surgery.average` and `surgery.match_norms` use it. Values of the other copies are lost: `extract(embed(x)) == x`
+      only if all copies are equal in x.
 
     Attributes:
-        entries: by state name of the small model its sources in the full one. `extract` reads from the first;
-            `embed` writes to all (a last block that stands for deeper blocks has several).
+        entries: from names of the small model's tensors to their sources in the full model. `extract` reads the first
+            source, `embed` writes to all of them (a last block that stands for deeper blocks has several).
         shapes: the full model's shapes by state name. Their hash is the fingerprint.
-        edits: what else turns a copy of the full module into the small one: attributes such as `num_heads`, dropped
-            blocks, sliced tensors that are not in the state. `build` carries them out.
+        edits: the other changes of a copy of the full module into the small one: attributes such as `num_heads`,
+            dropped blocks, sliced tensors that are not in the state. `build` makes them.
         structure: a hash of the full module's classes and settings, for `build`; "" if there was no module.
-        dtypes: the full model's dtypes by state name, as far as they are known, for `embed`.
+        dtypes: the full model's dtypes by state name, where they are known, for `embed`.
 
     >>> plan = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 2)})
     >>> plan.extract({"w": torch.tensor([[1, 2], [3, 4], [5, 6]])})["w"].tolist()
@@ -107,8 +107,8 @@ class Plan:
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}", code="plan")
         targets = [source.name for sources in self.entries.values() for source in sources]
-        for target, held in self.parts.items() if len(set(targets)) < len(targets) else ():
-            for (a, first), (b, second) in combinations(held, 2):
+        for target, parts in self.parts.items() if len(set(targets)) < len(targets) else ():
+            for (a, first), (b, second) in combinations(parts, 2):
                 if overlapping(first, second, self.shapes[target]):
                     raise SurgeryError(
                         f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap", code="plan"
@@ -120,11 +120,11 @@ class Plan:
                 )
 
     def _normalise(self) -> None:
-        """Give the fields the types that they have when they are read from a file."""
+        """Convert the fields to the types that they have after reading a file."""
         try:
             fields: dict[str, Any] = {
                 "entries": {
-                    n: tuple(Source(s.name, as_index(s.index)) for s in own) for n, own in self.entries.items()
+                    n: tuple(Source(s.name, as_index(s.index)) for s in sources) for n, sources in self.entries.items()
                 },
                 "shapes": {name: tuple(map(operator.index, shape)) for name, shape in self.shapes.items()},
                 "edits": _plain(self.edits),
@@ -143,7 +143,7 @@ class Plan:
             object.__setattr__(self, name, value)
 
     def with_edits(self, edits: Sequence[Edit]) -> "Plan":
-        """Return the same with other edits."""
+        """Return a copy with other edits."""
         other = copy.copy(self)
         object.__setattr__(other, "edits", _plain(edits))
         return other
@@ -155,7 +155,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> dict[str, list[tuple[str, Index]]]:
-        """The entries read backwards: by tensor of the full model the small tensors that lie in it, and where."""
+        """The inverse of `entries`: from each tensor of the full model to the small tensors in it and their indices."""
         parts: dict[str, list[tuple[str, Index]]] = {target: [] for target in self.shapes}
         for name, sources in self.entries.items():
             for source in sources:
@@ -174,11 +174,11 @@ class Plan:
     def extract(self, full):
         """Read the small model's state from the full one's, or a stack from a stack.
 
-        The result is a copy with the same dtypes, devices and memory formats, through which gradients flow. From a lazy
-        state it is a lazy one, for which no more than one tensor of the full model is read at a time.
+        The result is a copy with the same dtypes, devices and memory formats; gradients flow through it. From a lazy
+        state the result is lazy, and reads one tensor of the full model at a time.
         Raises SurgeryError if the tensors are not those of the plan's full model.
         """
-        full, lead = _fitted(full, self.shapes, "the full model")
+        full, lead = _check_fits(full, self.shapes, "the full model")
 
         def read(name: str) -> Tensor:
             first, *_ = self.entries[name]
@@ -188,9 +188,9 @@ class Plan:
             return {name: read(name) for name in self.entries}
         small = {}
         for name, (first, *_) in self.entries.items():
-            there = full.pieces(first.name)
-            part = Pieces.computed(self.small_shapes[name], there.dtype, partial(read, name), there.device)
-            small[name] = there if is_whole(first.index) else part
+            source = full.pieces(first.name)
+            part = Pieces.computed(self.small_shapes[name], source.dtype, partial(read, name), source.device)
+            small[name] = source if is_whole(first.index) else part
         return LazyState(small)
 
     @overload
@@ -202,101 +202,101 @@ class Plan:
         self, small: Mapping[str, Tensor] | nn.Module, *, into: Mapping[str, Tensor] | nn.Module | None = None
     ) -> tuple[State | Stack, dict[str, Tensor]]: ...
     def embed(self, small, *, into=None):
-        """Write the small model's state (or a stack) back to where it came from.
+        """Write the small model's state (or a stack) to its positions in the full model. The inverse of `extract`.
 
         Args:
-            small: as `extract` gives it.
-            into: a full state (or stack), whose values are kept where the small model has none; zeros if it is not
-                given. The result has its dtypes. Without it, tensors that the small model has a part of have the small
-                tensor's dtype. Those that it lacks have the one that the small model has for the plan's dtype (so that
-                a small model in half precision gives a full one in half precision), or, if the plan does not know it,
-                that of a small tensor with the same last name.
+            small: as `extract` returns it.
+            into: a full state (or stack) with the values and dtypes of the result wherever the small model has none.
+                Without it, these values are zeros. A tensor then has the dtype of the small tensors in it. A tensor
+                that the small model lacks has the dtype of small tensors with the same dtype in the plan, so that half
+                precision stays half precision. If the plan does not know its dtype, a small tensor with the same last
+                name gives it.
 
         Returns:
             The full state (or stack), and boolean tensors of the full shapes [*S], True where values were written.
-            Both are lazy if one of the given states is.
+            Both are lazy if `small` or `into` is lazy.
         """
-        small, lead = _fitted(small, self.small_shapes, "the small model")
+        small, lead = _check_fits(small, self.small_shapes, "the small model")
         if into is not None:
-            into, own = _fitted(into, self.shapes, "`into`")
-            if own != lead:
+            into, lead_of_into = _check_fits(into, self.shapes, "`into`")
+            if lead_of_into != lead:
                 raise SurgeryError("the small model and `into` must both be states or both be stacks", code="argument")
         if not isinstance(small, LazyState) and not isinstance(into, LazyState):
-            like = {} if into is not None else self._like_absent(small)
-            pairs = {target: self._written(target, small, into, lead, like) for target in self.shapes}
+            like = {} if into is not None else self._templates_of_absent(small)
+            pairs = {target: self._embed_tensor(target, small, into, lead, like) for target in self.shapes}
             return {t: values for t, (values, _) in pairs.items()}, {t: mask for t, (_, mask) in pairs.items()}
-        # What is embedded without data shows the dtypes, and what is refused.
+        # Embedding tensors without data first gives the dtypes, and raises the errors.
         known, _ = self.embed(metas(small), into=None if into is None else metas(into))
 
-        def write(target: str, which: int) -> Tensor:
+        def write(target: str, values_or_mask: int) -> Tensor:
             zeros = {target: torch.zeros(self.shapes[target], dtype=known[target].dtype)} if into is None else into
-            return self._written(target, small, zeros, 0, {})[which]
+            return self._embed_tensor(target, small, zeros, 0, {})[values_or_mask]
 
         full, mask = {}, {}
         for target, shape in self.shapes.items():
             full[target] = Pieces.computed(shape, known[target].dtype, partial(write, target, 0))
             mask[target] = Pieces.computed(shape, torch.bool, partial(write, target, 1))
-            if into is None and len(held := self.parts[target]) == 1 and is_whole(held[0][1]):
-                full[target] = pieces_of(small, held[0][0])
+            if into is None and len(parts := self.parts[target]) == 1 and is_whole(parts[0][1]):
+                full[target] = pieces_of(small, parts[0][0])
         return LazyState(full), LazyState(mask)
 
-    def _written(
+    def _embed_tensor(
         self,
         target: str,
         small: Mapping[str, Tensor],
         into: Mapping[str, Tensor] | None,
         lead: int,
-        like_absent: Mapping[str, Tensor],
+        templates: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return one tensor of the full model and its mask, as `embed` returns them."""
-        held, shape = self.parts[target], self.shapes[target]
-        own = {name: small[name] for name, _ in held}
-        like = own[held[0][0]] if held else like_absent.get(target)
-        if into is None and (odd := [name for name, tensor in own.items() if tensor.dtype != like.dtype]):
+        parts, shape = self.parts[target], self.shapes[target]
+        tensors = {name: small[name] for name, _ in parts}
+        like = tensors[parts[0][0]] if parts else templates.get(target)
+        if into is None and (odd := [name for name, tensor in tensors.items() if tensor.dtype != like.dtype]):
             raise SurgeryError(
-                f"{target!r} is made of {held[0][0]!r} ({like.dtype}) and {odd[0]!r} ({own[odd[0]].dtype}): "
+                f"{target!r} is made of {parts[0][0]!r} ({like.dtype}) and {odd[0]!r} ({tensors[odd[0]].dtype}): "
                 "give a full state as `into`, whose dtype is taken",
                 code="mismatch",
             )
-        for name, tensor in own.items() if into is not None else ():
+        for name, tensor in tensors.items() if into is not None else ():
             if not torch.can_cast(tensor.dtype, into[target].dtype):
                 raise SurgeryError(
                     f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses",
                     code="mismatch",
                 )
-        if len(held) == 1 and is_whole(held[0][1]):
+        if len(parts) == 1 and is_whole(parts[0][1]):
             values = like.clone() if into is None else like.to(into[target], copy=True)
             return values, torch.ones(shape, dtype=torch.bool, device=like.device)
         values = _zeros(like, (*like.shape[:lead], *shape)) if into is None else into[target].clone()
-        mask = torch.zeros(shape, dtype=torch.bool, device=like.device if held else values.device)
-        for name, index in held:
-            put(values, index, own[name], lead)
-            put(mask, index, mask.new_ones(own[name].shape[lead:]))
+        mask = torch.zeros(shape, dtype=torch.bool, device=like.device if parts else values.device)
+        for name, index in parts:
+            put(values, index, tensors[name], lead)
+            put(mask, index, mask.new_ones(tensors[name].shape[lead:]))
         return values, mask
 
-    def _like_absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For each tensor that the small model has nothing of one with the dtype, device and leading axis for it."""
-        namesakes: dict[Any, Tensor] = {}  # by last name, by that and the plan's dtype, and by the latter
+    def _templates_of_absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return, for each tensor that the small model has no part of, one with its dtype, device and leading axis."""
+        templates: dict[Any, Tensor] = {}  # by last name, by last name and dtype in the plan, and by dtype in the plan
         for name, tensor in reversed(list(small.items())):
             dtype, last = self.dtypes.get(self.entries[name][0].name), name.rpartition(".")[2]
-            namesakes |= {last: tensor, (last, dtype): tensor, dtype: tensor}
-        whatever = next(iter(small.values()), torch.empty(0))
+            templates |= {last: tensor, (last, dtype): tensor, dtype: tensor}
+        default = next(iter(small.values()), torch.empty(0))
         result = {}
-        for target in [target for target, held in self.parts.items() if not held]:
+        for target in [target for target, parts in self.parts.items() if not parts]:
             last, dtype = target.rpartition(".")[2], self.dtypes.get(target)
-            result[target] = namesakes.get(last, whatever)
+            result[target] = templates.get(last, default)
             if dtype is not None:
-                like = namesakes.get((last, dtype), namesakes.get(dtype))
+                like = templates.get((last, dtype), templates.get(dtype))
                 result[target] = result[target].to(dtype) if like is None else like
         return result
 
     def compose(self, inner: "Plan") -> "Plan":
         """Return the plan from this plan's full model to `inner`'s small one.
 
-        The full model of `inner` must be this plan's small one. `extract` of the result is `extract` of one after the
-        other; composing is associative. A plan that permutes, composed with the one that permutes back, holds
-        everything in its place. If this plan repeats positions, `inner` may read any of the copies, and two of its
-        tensors that read copies of one element are refused.
+        The full model of `inner` must be this plan's small model. `extract` of the result equals both `extract`s, one
+        after the other. Composing is associative. A permutation composed with its inverse is the identity. If this plan
+        repeats positions, `inner` may read any of the copies; two of its tensors that read copies of one element are
+        refused.
 
         >>> half = Plan({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
         >>> quarter = Plan({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})
@@ -327,10 +327,10 @@ class Plan:
         """Return the small model as a module with the weights that `extract` reads, made from a full one.
 
         `full` is the model that the plan was made from, or another one from the same constructor, on any device
-        (including meta); it is not changed. No forward pass is run. To restore a saved small model, load its state
+        (including meta). It is not changed, and no forward pass runs. To restore a saved small model, load its state
         afterwards: `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
-        _fitted(state(full), self.shapes, "the full model")  # names the tensors, if they differ as well
+        _check_fits(state(full), self.shapes, "the full model")  # first, since its error names the tensors
         if not has_structure(full, self.structure):
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
@@ -340,15 +340,15 @@ class Plan:
         return self.built(full)
 
     def built(self, full: nn.Module) -> nn.Module:
-        """`build` for the very model that the plan was made from, whose structure is not looked at again."""
+        """Do the same as `build`, without its checks: for the model that the plan was made from."""
         values = self.extract(state(full))
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
-        names = {name: tensor for _, _, own in owners(small) for name, tensor in own.items()}
-        expected = {name: self.small_shapes.get(name, ()) for name in names}
+        tensors = {name: tensor for _, _, owned in owners(small) for name, tensor in owned.items()}
+        expected = {name: self.small_shapes.get(name, ()) for name in tensors}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
-        replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in tensors.items()}, originals)
         renew_computed(small)
         return small
 
@@ -369,7 +369,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Return the inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
+        """Read a plan that `to_json` wrote; SurgeryError for another format, version or fingerprint."""
         try:
             data = json.loads(text)
             if data["format"] != _FORMAT or data["version"] != _VERSION:
@@ -379,7 +379,9 @@ class Plan:
                     code="plan",
                 )
             shapes = {name: tuple(map(operator.index, shape)) for name, shape in data["full"].items()}
-            entries = {n: tuple(Source(_text(s), as_index(i)) for s, i in own) for n, own in data["entries"].items()}
+            entries = {
+                n: tuple(Source(_text(s), as_index(i)) for s, i in pairs) for n, pairs in data["entries"].items()
+            }
             edits = tuple(dict(edit) for edit in data["edits"])
             dtypes = {name: _dtype(kind) for name, kind in data["dtypes"].items()}
             same = fingerprint(shapes) == data["fingerprint"]
@@ -393,7 +395,7 @@ class Plan:
         return cls(entries, shapes, edits, hashed, dtypes)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the plan as JSON; after a crash there is the old file or the new one, never a part of it."""
+        """Write the plan as JSON. A crash leaves the old file or the new one, never a part of it."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(self.to_json())
 
@@ -403,26 +405,26 @@ class Plan:
         return cls.from_json(Path(path).read_text(errors="replace"))
 
     def _sizes(self) -> tuple[int, int]:
-        """Return the elements of the small model and of the full one."""
-        small, full = (sum(map(math.prod, every.values())) for every in (self.small_shapes, self.shapes))
+        """Return the numbers of elements of the small model and of the full one."""
+        small, full = (sum(map(math.prod, shapes.values())) for shapes in (self.small_shapes, self.shapes))
         return small, full
 
     def __repr__(self) -> str:
-        """Say in one line how much of the full model the small one has.
+        """Describe in one line how much of the full model the small one has.
 
         >>> Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2), "b": (2,)})
         Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
         """
-        elements, of_all = self._sizes()
+        small, full = self._sizes()
         held, tensors = sum(map(bool, self.parts.values())), len(self.shapes)
         return (
-            f"Plan: {elements:,} of {of_all:,} elements ({100 * elements / max(of_all, 1):.1f} %), "
+            f"Plan: {small:,} of {full:,} elements ({100 * small / max(full, 1):.1f} %), "
             f"{f'{held} of ' if held < tensors else ''}{tensors} tensor{'s' * (tensors != 1)}, "
             f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
         )
 
     def __str__(self) -> str:
-        """Lay the first tensors out as a table below, each with its shape in the full model and in the small one.
+        """Describe the plan, with a table of its first tensors: their shapes in the full model and in the small one.
 
         >>> print(Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2), "b": (2,)}))
         Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
@@ -439,7 +441,7 @@ class Plan:
                 notes.append("in another order")
             notes += [f"and for {', '.join(source.name for source in others)}"] if others else []
             rows.append((name, str(list(full)), f"{list(small)}{'  ' * bool(notes)}{', '.join(notes)}"))
-        rows += [(name, str(list(self.shapes[name])), "left out") for name, held in self.parts.items() if not held]
+        rows += [(name, str(list(self.shapes[name])), "left out") for name, parts in self.parts.items() if not parts]
         shown = rows[:_ROWS]
         width, wide = (max((len(row[column]) for row in shown), default=0) for column in (0, 1))
         lines = [f"  {name:{width}}  {full:{wide}} -> {small}" for name, full, small in shown]
@@ -447,7 +449,7 @@ class Plan:
         return "\n".join([repr(self), *lines, *more])
 
     def describe(self) -> str:
-        """Return every tensor of the small model with its place in the full one, then the edits, one line each.
+        """List every tensor of the small model with its place in the full one, then the edits, one line each.
 
         >>> half = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
         >>> print(half.describe())
@@ -466,22 +468,22 @@ class Plan:
 
 
 def _plain(edits: Sequence[Edit]) -> tuple[dict[str, Any], ...]:
-    """Edits as they are when they are read from a file."""
+    """Return edits as they are after reading a file."""
     return tuple(json.loads(json.dumps([dict(edit) for edit in edits])))
 
 
-def _fitted(
-    values: Mapping[str, Tensor] | nn.Module, shapes: Mapping[str, tuple[int, ...]], what: str
+def _check_fits(
+    values: Mapping[str, Tensor] | nn.Module, shapes: Mapping[str, tuple[int, ...]], subject: str
 ) -> tuple[Mapping[str, Tensor], int]:
-    """Return a state and 0, or a stack and 1; SurgeryError for what does not have these shapes."""
-    values = values if isinstance(values, LazyState) else as_state(values, what)
+    """Return a state and 0, or a stack and 1; SurgeryError if the shapes are others."""
+    values = values if isinstance(values, LazyState) else as_state(values, subject)
     known = metas(values) if isinstance(values, LazyState) else values
     lead = {known[name].ndim - len(shape) for name, shape in shapes.items() if name in known}
     sizes = {known[name].shape[0] for name in shapes if name in known and known[name].ndim}
     stacked = lead == {1} and len(sizes) == 1
-    found = {name: tuple(tensor.shape[stacked:]) for name, tensor in known.items()}
+    actual = {name: tuple(tensor.shape[stacked:]) for name, tensor in known.items()}
     try:
-        check_same_shapes(shapes, found, f"{what} of the plan", "what was given")
+        check_same_shapes(shapes, actual, f"{subject} of the plan", "what was given")
     except SurgeryError as error:
         raise SurgeryError(f"{error}; give the model that the plan was made for", code="plan") from None
     return values, int(stacked)
@@ -500,7 +502,9 @@ def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _index_text(index: Index) -> str:
     axes = [None if runs is None else [f"{start}:{stop}" for start, stop in runs] for runs in index]
-    texts = [":" if one is None else "|".join(one if len(one) <= 3 else [*one[:2], "...", one[-1]]) for one in axes]
+    texts = [
+        ":" if runs is None else "|".join(runs if len(runs) <= 3 else [*runs[:2], "...", runs[-1]]) for runs in axes
+    ]
     return f"[{', '.join(texts)}]"
 
 

@@ -19,7 +19,7 @@ from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
-from surgery.width.narrow import finished
+from surgery.width.narrow import finish
 from surgery.width.shortfall import listed
 from surgery.width.solve import Choice, named_widths
 
@@ -166,7 +166,7 @@ def prune(
     target = target.as_shares(full)
     if len(shares) == 1 or strict:
         _report_missed(target, _limits(found, target).share(found.chosen.choice), strict)
-    finished(found)
+    finish(found)
     sizes_before = {name: atom.size for name, atom in named_widths(found.solution).items()}
     asked = replace(asked, strict=False)
     told = {(one.tensor, one.axis) for one in found.whole}

@@ -1,4 +1,4 @@
-"""Narrower models, and the widths that a model has."""
+"""Narrow a model, and list the widths of a model."""
 
 import logging
 import math
@@ -47,58 +47,62 @@ def narrow(
 ) -> tuple[nn.Module, Plan]:
     """Return a narrower copy of any module: the first, or the best, ceil(width * C) positions of every width C.
 
-    A `width` says how much stays. Or `positions` say what stays. Or a smaller model `like` gives the shapes, and a copy
-    of it gets the first positions of every axis: nothing runs. Exactly one of the three is given.
+    Give exactly one of three arguments. `width` says how many positions stay. `positions` says which ones stay. `like`
+    is a smaller model: its copy gets the first positions of every axis, and nothing runs.
 
-    But for `like`, one forward pass in evaluation mode shows which axes of which tensors are one width, and another in
-    training mode if the model does something else there. The narrow model's own passes are then compared, operation by
-    operation, with what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if
-    the model can, so that they cost little. If an operation has a rule of yours (`surgery.register_rule`), the narrow
-    model also runs once where it is.
+    Without `like`, one forward pass in evaluation mode shows which axes of which tensors are one width. A second pass
+    follows in training mode if the model computes something else there. Then the narrow model runs, and each of its
+    operations is compared with the prediction of the algebra of axes, so that no wrong model is returned. All passes
+    run on the meta device if the model can, which costs little. If an operation has a rule of yours
+    (`surgery.register_rule`), the narrow model also runs once on its real device.
 
     Args:
         model: any module; it is not changed.
-        width: a share in (0, 1] of every hidden width, 0.5 for half of it. Or by name of modules the share (a float)
-            or the number of positions (an int) of the widths that they make: `{"layer1": 0.5, "*.mlp.fc1": 64, "*":
-            0.75}`. A pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file
-            names. The first pattern that matches counts; a width that none matches stays whole, so that "*" as the last
-            one gives the share of all others. A number is the length of the axis that a module makes, exactly and
-            whatever `rounding` is: of four heads a multiple of 4, of an LSTM all gates. Mind that 1 is one position,
-            and 1.0 all of them.
-        example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed, but for `like`. Its
-            axes, and those of the output (classes), stay whole; so does everything that the forward passes do not use.
-        like: a smaller model of the same architecture, with the same names of tensors; it is not changed. The options
-            from `scores` to `rounding` do not go with it.
-        positions: by width, as `widths` names them, the positions that stay, ascending: `{"fc1.weight:0": [0, 2, 5]}`.
-            Others stay whole. Of a width whose order matters they are the first ones. `scores`, `heads` and `rounding`
-            do not go with them. To put positions in another order is `surgery.symmetry.permute`.
-        scores: by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their order; of
-            equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
-        keep: such patterns of modules whose tensors stay whole.
-        output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
-            states. If it computes (`lambda y: y.logits[:, -1]`), what it computes with keeps its shape.
-        heads: `inside` keeps all heads of an attention and slices inside each of them (of 4 heads of 25 positions 4 of
-            13 stay, and 52 of another width of 100 if the code reads the one size from the other); `drop` keeps the
-            first heads, and is refused where constants and scales that the code makes for heads are others with fewer
-            of them (BLOOM's).
-        rounding: from share * C to the number of positions kept, which is at least one and at most C; or a whole number
-            of which it is a multiple, upwards. `zoo.divisor8` gives the multiples of 8 that MobileNets have.
-        strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
-            pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
-            order matters that is not the first positions of the full model's, and a number that scales attention and
-            stays though it is no power of a width, and for one width for all a configuration that cannot say the new
-            widths. Otherwise such widths are logged as a
-            warning with the reasons, and an error only if nothing shrinks; such tensors and constants are logged, too.
+        width: the share in (0, 1] of every hidden width that stays, such as 0.5. Or a dictionary from names of modules
+            to the share (a float) or the number of positions (an int) of the widths that the modules make:
+            `{"layer1": 0.5, "*.mlp.fc1": 64, "*": 0.75}`. A pattern matches the names of a module and of all modules
+            inside it; `*`, `?` and `[...]` are as in file names. The first pattern that matches counts. A width that no
+            pattern matches keeps its size, so a last "*" sets the share of all others. A number is the exact length of
+            the axis that a module makes, whatever `rounding` is: with four heads a multiple of 4, for an LSTM all gates
+            together. Note that 1 is one position, and 1.0 all of them.
+        example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; not needed with `like`. The
+            axes of the input and of the output (classes) keep their size, as does all that no forward pass uses.
+        like: a smaller model of the same architecture, with the same names of tensors; it is not changed. It excludes
+            the options from `scores` to `rounding`.
+        positions: from names of widths (see `widths`) to the positions that stay, ascending: `{"fc1.weight:0": [0, 2,
+            5]}`. Other widths keep their size. If the order of a width matters, give its first positions. Excludes
+            `scores`, `heads` and `rounding`. To reorder positions, use `surgery.symmetry.permute`.
+        scores: from names of widths to scores, as `surgery.pruning.importance` returns them. The positions with the
+            highest scores stay, in their order; of equal ones the first. If the order of a width matters (`widths`
+            says why), its first positions stay, whatever the scores.
+        keep: patterns, as in `width`, of modules whose tensors keep their size.
+        output: selects the part of the output that must keep its shape: `lambda y: y.logits` for a model that also
+            returns its hidden states. If it computes (`lambda y: y.logits[:, -1]`), its operands keep their shape.
+        heads: `inside` keeps all heads of an attention and narrows each of them. Of 4 heads with 25 positions, 13
+            positions each stay; another width of 100 then keeps 52 if the code reads one size from the other. `drop`
+            keeps the first heads. It is refused if constants or scales that the code makes change with the number of
+            heads (as in BLOOM).
+        rounding: a function from share * C to the number of positions that stay, from 1 to C. Or a whole number: round
+            up to a multiple of it. `zoo.divisor8` gives the multiples of 8 in MobileNets.
+        strict: whether each of these is an error. Without it they are logged as a warning with the reasons, and it is
+            an error only if nothing shrinks:
+
+            - a hidden width that does not shrink although it was to;
+            - a tensor that no pass has used, although it is as long as a width that shrinks;
+            - a constant of the code along a width with a fixed order, if the narrow model's constant is not the first
+              positions of the full model's;
+            - a number that scales attention and does not change, since it is no power of a width;
+            - with one share for all widths, a configuration that cannot express the new widths.
 
     Returns:
         The narrow module, and the plan that maps its state to the model's.
 
     Raises:
-        SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
-            if a pattern matches no module, or decides nothing; if a width cannot keep the number of positions asked
-            for, or modules that make one width are to have different shares; for scores of another model, and if there
-            are none for a width that is to shrink; if `like` has other names of tensors than the model (in depth, say),
-            or is larger somewhere; for positions of a width that the model does not have or that must stay whole.
+        SurgeryError: if no hidden width can shrink, or with `strict` if one cannot (a model without any is copied). If
+            a pattern matches no module, or changes nothing. If a width cannot keep the given number of positions, or
+            if modules that make one width get different shares. If scores are of another model, or missing for a width
+            that is to shrink. If `like` has other names of tensors than the model (another depth, say), or is larger
+            somewhere. If positions are of a width that the model does not have, or that cannot shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -130,45 +134,45 @@ def narrow(
     rate, rates = parsed(1.0 if width is None else width)
     demand = checked(model, Demand(rate, rates, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores, positions=positions)
-    found = final(request)
-    return finished(found), found.plan
+    attempt = final(request)
+    return finish(attempt), attempt.plan
 
 
 def _check_one(**ways: Any) -> None:
-    """Raise SurgeryError unless the caller says in one way how narrow the model is to be."""
-    told = [name for name, value in ways.items() if value is not None]
-    if len(told) != 1:
+    """Raise SurgeryError unless the caller gives exactly one of the arguments that say how narrow the model is."""
+    names = [name for name, value in ways.items() if value is not None]
+    if len(names) != 1:
         raise SurgeryError(
-            f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give width=0.5 (half of every "
-            "width), like=small (a smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)",
+            f"narrow takes one of {', '.join(ways)}, got {' and '.join(names) or 'none'}: give width=0.5 (half of "
+            "every width), like=small (a smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)",
             code="argument",
         )
 
 
 def _check_without(way: str, options: Mapping[str, bool]) -> None:
-    """Raise SurgeryError for options that have no meaning where one way says all of what stays."""
-    if told := [name for name, is_given in options.items() if is_given]:
+    """Raise SurgeryError for options without meaning, since the argument `way` alone says which positions stay."""
+    if names := [name for name, is_given in options.items() if is_given]:
         raise SurgeryError(
-            f"with {way} nothing is left to choose: leave out {', '.join(told)}, or give a width instead",
+            f"with {way} nothing is left to choose: leave out {', '.join(names)}, or give a width instead",
             code="argument",
         )
 
 
 @uncollected()
-def finished(found: Attempt) -> nn.Module:
-    """Return the narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
-    wanted = found.request
-    model, strict = wanted.model, wanted.strict
-    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
-    others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
+def finish(attempt: Attempt) -> nn.Module:
+    """Return the narrow model. If it misses the request somewhere, log that, or raise SurgeryError with `strict`."""
+    request = attempt.request
+    model, strict = request.model, request.strict
+    solution, demand, chosen, plan = attempt.solution, attempt.demand, attempt.chosen, attempt.plan
+    others = other_constants(model, request.example, request.output, attempt.seen, solution, chosen.choice, plan)
     small = plan.built(model)
-    _try_taught(found, small)
-    whole = listed(model, found.whole)
+    _run_with_user_rules(attempt, small)
+    whole = listed(model, attempt.whole)
     for shortfall, refused in (
         (whole, strict or not chosen.choice),
         (constants_differ(model, others), strict),
-        (found.undescribed, strict and not (demand.rates or demand.keep or demand.choice)),  # of modules by their names
-        (constant_scales(model, found.checked.constant), strict),
+        (attempt.undescribed, strict and not (demand.rates or demand.keep or demand.choice)),  # no share for all widths
+        (constant_scales(model, attempt.checked.constant), strict),
         (unused_tensors(solution, chosen.choice, small, demand.keep), strict),
     ):
         if shortfall and refused:
@@ -178,42 +182,42 @@ def finished(found: Attempt) -> nn.Module:
     return small
 
 
-def _try_taught(found: Attempt, small: nn.Module) -> None:
-    """Raise SurgeryError if the narrow model runs on the meta device alone, because a rule of a user's is wrong.
+def _run_with_user_rules(attempt: Attempt, small: nn.Module) -> None:
+    """Raise SurgeryError if a user's rule is wrong: the narrow model runs on the meta device, but not on the example.
 
-    There an operation's `register_fake` has run, which may accept what the operation itself does not.
+    On the meta device the `register_fake` of an operation runs, which may accept more than the operation itself.
     """
-    model, example, seen, solution = found.request.model, found.request.example, found.seen, found.solution
-    taught = sorted({rule.name for rule in registry.RULES.values() if rule.taught} & {s.name for s in solution.steps})
+    model, example, seen, solution = attempt.request.model, attempt.request.example, attempt.seen, attempt.solution
+    rules = sorted({rule.name for rule in registry.RULES.values() if rule.taught} & {s.name for s in solution.steps})
     tensors = (*tensors_in(example), *(tensor for _, tensor in named_tensors(model)))
-    if not taught or not seen.on_meta or any(tensor.is_meta for tensor in tensors):
+    if not rules or not seen.on_meta or any(tensor.is_meta for tensor in tensors):
         return
-    difference = difference_where_it_is(small, solution, found.chosen.choice, example)
+    difference = difference_where_it_is(small, solution, attempt.chosen.choice, example)
     if difference and not (of_full := difference_where_it_is(model, solution, {}, example)):
         raise SurgeryError(
-            f"the rule for {' or '.join(taught)} is wrong: the narrow {type(model).__name__} runs on the meta device, "
+            f"the rule for {' or '.join(rules)} is wrong: the narrow {type(model).__name__} runs on the meta device, "
             f"as register_fake says, and not on the example itself: {difference}",
             code="run",
         )
     if difference:
         _log.warning(
             "the rule for %s could not be tried: %s does not run on the example itself: %s",
-            " and ".join(taught), type(model).__name__, of_full,
+            " and ".join(rules), type(model).__name__, of_full,
         )  # fmt: skip
 
 
 class Width(NamedTuple):
-    """Positions that must be kept or dropped together, and where they lie.
+    """Axes of tensors that share their positions: a position is kept or dropped on all of them.
 
     Attributes:
-        size: how many there are.
-        kept: how many of them stay at the given width; `size` if all of them must.
-        reason: why all of them must stay, or "".
-        members: (tensor name, axis) of every axis that they lie along.
-        name: by which `surgery.symmetry.permute`, `importance` and `narrow(..., scores=)` know it.
-        grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
-            width, the same for all of them.
-        order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.
+        size: the number of positions.
+        kept: how many positions stay at the given width; `size` if the width cannot shrink.
+        reason: why the width cannot shrink, or "".
+        members: (tensor name, axis) of every axis.
+        name: the width's name for `surgery.symmetry.permute`, `importance` and `narrow(..., scores=)`.
+        grouping: "heads" or "groups" if a position is a whole head or group. Positions inside of heads or groups are
+            another width, the same for all of them.
+        order: why the positions cannot be reordered, or "". Then the first ones stay if not all do.
 
     >>> Width(6, 3, "", (("fc1.weight", 0), ("fc2.weight", 1)), "fc1.weight:0")
     Width(fc1.weight:0, 6 -> 3)
@@ -234,14 +238,14 @@ class Width(NamedTuple):
         )
 
 
-_PLACES = 2  # tensors that a row of the table names of those along which a width lies
+_PLACES = 2  # the number of axes that a row of the table names
 
 
 class Widths(list[Width]):
     """A list of widths that prints as a table; `surgery.widths` shows one.
 
     Attributes:
-        shrink: whether a width was asked for, so that the table says how many positions are kept.
+        shrink: whether a width was given; only then the table says how many positions stay.
     """
 
     shrink = True
@@ -252,8 +256,8 @@ class Widths(list[Width]):
             places = ", ".join(f"{tensor}:{axis}" for tensor, axis in width.members[:_PLACES])
             more = len(width.members) - _PLACES
             along = f"{places}, +{more} more" if more > 0 else places
-            why = width.reason or width.order
-            rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, why))
+            cause = width.reason or width.order
+            rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, cause))
         columns = [*zip(*rows)]
         pads = [str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust]
         if not self.shrink:
@@ -272,14 +276,14 @@ def widths(
     rounding: Rounding = math.ceil,
     output: Callable[[Any], Any] | None = None,
 ) -> Widths:
-    """List the coupled widths of a model, in the order of their first tensors, and how much `narrow` keeps of each.
+    """List the widths of a model, in the order of their first tensors, and how much `narrow` keeps of each.
 
     Args:
         model, example, heads, rounding, output: as for `surgery.narrow`.
         width: as for `surgery.narrow`; None keeps every width.
 
     Returns:
-        A list of `Width`, which prints as a table, without the column of what is kept if no `width` is given.
+        A list of `Width`, which prints as a table. The table has a column `kept` if a `width` is given.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
@@ -298,18 +302,18 @@ def widths(
         solution = solve(traced(model, example, output).found)
         chosen = choose(solution, demand)
     else:
-        row = attempts(Request(model, example, demand, output))
-        found = next(row)
-        with suppress(SurgeryError):  # nothing can shrink: what is known of the widths shows why
-            for further in row:
-                found = further
-        solution, chosen, demand = found.solution, found.chosen, found.demand
+        sequence = attempts(Request(model, example, demand, output))
+        attempt = next(sequence)
+        with suppress(SurgeryError):  # if nothing can shrink, the last attempt shows why
+            for later in sequence:
+                attempt = later
+        solution, chosen, demand = attempt.solution, attempt.chosen, attempt.demand
     names = {atom: name for name, atom in named_widths(solution).items()}
 
     def reason(atom: Atom) -> str:
-        why = chosen.why(atom)
-        if why or atom in chosen.choice or demand.rate_of(atom) == 1:
-            return why.text if why else ""
+        cause = chosen.why(atom)
+        if cause or atom in chosen.choice or demand.rate_of(atom) == 1:
+            return cause.text if cause else ""
         if atom.grouping:
             return "it tells heads or groups apart, and each of these shrinks"
         return "a smaller share rounds to all of it, or another digit of the same width shrinks"

@@ -1,4 +1,4 @@
-"""Levels of models whose logits are added up for each client, and what clients' validation data say of them (FeMAM)."""
+"""Levels of models: each client adds up its models' logits, and judges them on its validation data (FeMAM)."""
 
 from collections.abc import Sequence
 from math import prod
@@ -22,8 +22,8 @@ class Cache:
 
     They take the data set's samples times classes times 4 bytes on its device (of text tokens times vocabulary): of
     Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three
-    times that while a level is added. Above 8 GB they are refused. They equal what computing them anew gives, bit for
-    bit: a level is added to those below it, and all are computed anew once a model or a mapping has changed.
+    times that while a level is added. Above 8 GB they are refused. They equal newly computed ones, bit for bit: a level
+    is added to the levels below it, and all are computed again once a model or a mapping has changed.
     """
 
     def __init__(self, fed: Federation) -> None:
@@ -78,15 +78,15 @@ class Validation:
         """Return the `losses`, and which clients answered: bool [clients]. In a simulation all do."""
         transport = self._fed.transport
         losses = transport.judge(self, "losses", levels, more)
-        everybody = torch.ones(len(self._parts), dtype=torch.bool)
-        return losses, everybody if transport.has_data else ~losses.isnan().all(0)
+        all_clients = torch.ones(len(self._parts), dtype=torch.bool)
+        return losses, all_clients if transport.has_data else ~losses.isnan().all(0)
 
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Return mean loss of each client: float64 [len(more), clients], on the CPU.
 
         Args:
-            levels: those whose logits are remembered.
-            more: for each of the results one further level, whose logits are not remembered, or None.
+            levels: the levels with remembered logits.
+            more: for each of the results one further level without remembered logits, or None.
         """
         loss, values = self._fed.local.loss, []
         for newest in more:

@@ -8,7 +8,7 @@ from surgery import State
 
 
 def beside(**parts: Mapping[str, Tensor]) -> State:
-    """Return the state, or stack, of a module from those of its attributes.
+    """Return the state, or stack, of a module from the states of its attributes.
 
     >>> beside(model={"w": 1}, last={"w": 2})
     {'model.w': 1, 'last.w': 2}
@@ -17,7 +17,7 @@ def beside(**parts: Mapping[str, Tensor]) -> State:
 
 
 def part_of(state: Mapping[str, Tensor], part: str) -> State:
-    """That of one of the attributes, the inverse.
+    """Return the state of one attribute, the inverse.
 
     >>> part_of({"model.w": 1, "last.w": 2}, "last")
     {'w': 2}

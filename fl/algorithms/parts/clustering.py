@@ -30,9 +30,9 @@ class Clustering:
     """How clients are assigned to clusters.
 
     Attributes:
-        how: nearest (to the nearest centre, after K-means in the first round) or kmeans (anew in every round).
+        how: nearest (to the nearest centre, after K-means in the first round) or kmeans (again in every round).
         features: from models to the tensors by which they are compared.
-        fed: the federation whose server averages the models of a cluster.
+        fed: the federation. Its `average` averages the models of a cluster.
     """
 
     how: str
@@ -54,7 +54,7 @@ class Clustering:
     def update(
         self, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Stack, Tensor]:
-        """Return the clusters after a round, for which every participant is assigned anew.
+        """Assign every participant of a round again, and return the clusters.
 
         Each cluster is the mean of its participants by their number of samples. A cluster without any keeps its model;
         a client that did not take part, or was dropped, keeps its cluster.
@@ -62,7 +62,7 @@ class Clustering:
         Args:
             models: the K centres at the beginning of the round.
             mapping: the cluster of each client of the population, -1 for none yet; int64, on the CPU.
-            clients: the participants, whose models the update holds.
+            clients: the participants, in the order of the update's models.
         """
         rows = [row for row, size in enumerate(update.sizes) if size]
         rows = sorted(rows, key=lambda row: clients[row])

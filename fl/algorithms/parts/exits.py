@@ -13,7 +13,7 @@ from fl.federation import Federation
 
 
 def check_exits(fed: Federation, method: str, distils: bool) -> None:
-    """Raises FLError for a model without exits, and for distillation of other outputs than those of classes."""
+    """Raises FLError for a model without exits, and for distillation if outputs are not logits of classes."""
     if "several_classifiers" not in fed.needs():
         raise FLError(f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18")
     if distils and fed.data.task != "classification":
@@ -23,7 +23,7 @@ def check_exits(fed: Federation, method: str, distils: bool) -> None:
 def with_distillation(
     fed: Federation, algorithm: Algorithm, objective: Objective, weight: Callable[[int], float]
 ) -> Algorithm:
-    """Return the algorithm whose clients minimise an objective with the weight of the round as its context["distil"].
+    """Return an algorithm; clients minimise an objective with the weight of the round as its context["distil"].
 
     Args:
         weight: round, counted from 1 -> weight of the distillation.

@@ -36,7 +36,7 @@ class LevelType:
         return proximal(self.lam, self.fed.local.objective) if self.lam else self.fed.local.objective
 
     def begin(self, model: State) -> Stack:
-        """Return the level's models, all of which begin as this one."""
+        """Return the level's models, which all start as this one."""
         return broadcast(model, self.width)
 
     def anchor(self, starts: Stack) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class GlobalLevel(LevelType):
 
 
 class ClusterLevel(LevelType):
-    """A model for each cluster of clients, who are assigned anew whenever they take part.
+    """A model for each cluster of clients. Participants are assigned again in every round.
 
     Attributes:
         clustering: how they are assigned.
@@ -91,7 +91,7 @@ class ClusterLevel(LevelType):
         self.sizes = fed.clients.train.sizes
 
     def start(self) -> Tensor:
-        """Nobody is in a cluster yet."""
+        """Return the assignment of no client to any cluster."""
         return torch.full((len(self.fed.clients),), -1)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
@@ -121,7 +121,7 @@ class PersonalLevel(LevelType):
         super().__init__(fed, lam, len(fed.clients))
 
     def start(self) -> Tensor:
-        """Everybody uses the model that is theirs."""
+        """Return the assignment of each client to its own model."""
         return torch.arange(self.width)
 
     def begin(self, model: State) -> Stack:
@@ -146,7 +146,7 @@ class PersonalLevel(LevelType):
         return level._replace(used=level.used.index_copy(0, took, took))
 
     def offers(self, level: Level) -> Tensor:
-        """None: nobody receives another client's model."""
+        """Return None: no client receives another client's model."""
         return torch.empty(0, dtype=torch.int64)
 
 

@@ -23,7 +23,7 @@ _log = logging.getLogger("fl")
 
 
 def with_own_models(fed: Federation) -> Algorithm:
-    """FedAvg whose clients predict with personal models, which begin as the initial model.
+    """FedAvg; clients predict with personal models, which start as the initial model.
 
     Methods that train these replace the rest.
     """
@@ -118,7 +118,7 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
     """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
-    CPU). Batches are drawn apart from those of the rounds. The learning rate is that of the last round: that of the
+    CPU). Batches are sampled separately from the rounds'. The learning rate is that of the last round: that of the
     next one may lie past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The
     time of adapting counts as evaluation, not as part of a round.
 
@@ -145,7 +145,7 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
 
 
 def last_round(server: Server) -> Rng:
-    """Return the random streams of a server's last round; before the first round, those of round 1."""
+    """Return the random streams of a server's last round, or of round 1 before the first round."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1))
 

@@ -11,7 +11,7 @@ from fl.federation import Federation
 
 
 def check_plain(fed: Federation, method: str) -> None:
-    """Raise FLError unless clients' updates are a sum of gradients with known weights: those of SGD."""
+    """Raise FLError unless clients' updates are a sum of gradients with known weights, as with SGD."""
     optimizer = fed.local.optimizer
     if not isinstance(optimizer, SGD) or optimizer.clip or optimizer.nesterov or optimizer.weight_decay:
         raise FLError(

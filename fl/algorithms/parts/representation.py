@@ -8,13 +8,13 @@ from fl.federation import Federation
 
 
 def head_of(fed: Federation, method: str) -> str:
-    """Return the name of the linear layer whose output is the model's.
+    """Return the name of the last linear layer, which makes the model's output.
 
     It is found by running the model on two samples, so that it does not matter what it is called, nor where it is
     registered.
 
     Raises:
-        FLError: for a model that ends otherwise, or of which no other layer is trained.
+        FLError: for a model that ends otherwise, or that trains no other layer.
     """
     made: list[tuple[str, Tensor]] = []
     hooks = [

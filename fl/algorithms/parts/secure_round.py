@@ -38,7 +38,7 @@ class SecureRecombination(NamedTuple):
 
         A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and
         gets the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is lost in
-        the upload, all of them are left out. Each client's choices are drawn from `rng`, so that the result can be
+        the upload, all of them are left out. Each client's choices come from `rng`, so that the result can be
         repeated.
 
         Returns:

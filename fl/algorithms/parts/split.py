@@ -1,4 +1,4 @@
-"""Models of which one part is everybody's and the other never leaves its client."""
+"""Models with one part that all clients share and one part that never leaves its client."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,13 +12,13 @@ from surgery import State, broadcast
 
 
 def split(fed: Federation, kept: Collection[str]) -> Algorithm:
-    """FedAvg of all tensors but those that clients keep, which begin as those of the initial model.
+    """FedAvg of all tensors, except for tensors that clients keep. These start as in the initial model.
 
     A client that was dropped keeps what it had. It predicts with the global part and its own, which is the initial one
     if it never took part.
 
     The global model that a stranger would get has the mean of what the participants keep. A real server does not know
-    that, and its global model has the initial part there. Nobody trains from that mean, and it does not count as
+    that, and its global model has the initial part there. No client trains from that mean, and it does not count as
     traffic.
 
     Args:
@@ -41,7 +41,7 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
     def aggregate(server, clients, update, rng):
         mean = dict(server["global"])
         for models in filter(None, (update.received, update.client_states)):  # apart: a server does not know the latter
-            known = {name: server["global"][name] for name in models}  # where nobody has arrived
+            known = {name: server["global"][name] for name in models}  # if no update has arrived
             mean |= fed.average(models, update.sizes, fallback=known)
         return {"global": mean}
 

@@ -1,4 +1,4 @@
-"""What methods share whose clients train parts of one global model."""
+"""Shared code of methods where clients train parts of one global model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from surgery.plan import Source
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Plan]) -> list[State]:
-    """Return the submodel of each plan; plans that are the same object share one, so nobody may change it.
+    """Return the submodel of each plan; plans that are the same object share one, so do not change it.
 
     >>> import torch
     >>> from surgery.plan import Source
@@ -33,7 +33,7 @@ def models_of(
     plan: Callable[[int], Plan],
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Callable[[Server], ClientModels]:
-    """Return a method's `Algorithm.models`, whose clients predict with parts of the global model.
+    """Return the `Algorithm.models` of a method where clients predict with parts of the global model.
 
     The parts of the last server that was asked about are remembered, with the statistics of their static batch norms:
     these take one pass over the training data for each plan, and clients of one architecture share a plan.
@@ -67,7 +67,7 @@ def submodel_algorithm(
     aggregate: Callable,
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Algorithm:
-    """FedAvg with another server, whose clients are sent parts of the global model, and predict with these.
+    """FedAvg with another server; clients receive parts of the global model, and predict with these.
 
     Args:
         plan, source: see `models_of`.

@@ -1,4 +1,4 @@
-"""The ServerApp and the ClientApp of `flwr run`, whose folder `fl.extensions.flower.local.write_app` writes.
+"""The ServerApp and the ClientApp of `flwr run`; `fl.extensions.flower.local.write_app` writes its folder.
 
 The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder),
 `init` (its copy of the weights that adapters are beside) and `width` and `depth`, or `budget`.

@@ -19,7 +19,7 @@ _KIND = "layer-surgery"
 _PAUSE = 0.05  # seconds between two looks for answers, at first
 _LONGEST = 0.5
 _NAMES = 1 << 20  # bytes of the names of an answer's pieces
-_LATE = 64  # requests without an answer that are still looked after, to say whose answer came late
+_LATE = 64  # unanswered requests that are remembered, to report late answers
 
 
 def packed(message: NodeMessage) -> RecordDict:
@@ -119,7 +119,7 @@ class GridLink:
         return notes
 
     def _pull(self, name: str, limit: int) -> list[Message | str]:
-        """Return the answers to one request; at most so many bytes of them are read."""
+        """Return the answers to one request, up to a number of bytes."""
         try:
             with _bounded(self.grid, limit):
                 return list(self.grid.pull_messages([name]))
@@ -133,7 +133,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _bounded(grid: Grid, limit: int) -> Iterator[None]:
-    """Within it, a grid reads no more than so many bytes of answers, and raises _TooLong for more.
+    """Limit the bytes of answers that a grid reads in the block; it raises _TooLong for more.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpacked` refuses them.

@@ -47,7 +47,7 @@ def save_server(folder: Path, dataset: Dataset) -> None:
 
 
 def read_node(folder: Path) -> tuple[Dataset, Split]:
-    """Return what `save_node` wrote: a data set whose test part is its first sample, and which samples are for what.
+    """Return what `save_node` wrote: a data set with its first sample as test part, and the use of each sample.
 
     Raises FLError, which names the file, if it cannot be read.
     """
@@ -57,7 +57,7 @@ def read_node(folder: Path) -> tuple[Dataset, Split]:
 
 
 def read_server(folder: Path) -> Dataset:
-    """Return what `save_server` wrote: a data set whose training part is its first sample."""
+    """Return what `save_server` wrote: a data set with its first sample as training part."""
     x, y, header = _read(folder)
     return Dataset(data.GIVEN, x[:1], y[:1], x, y, header["classes"], header["top"])
 

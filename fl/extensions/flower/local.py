@@ -194,7 +194,7 @@ class Deployment:
         raise FLError(f"the SuperLink did not start: see {self.root / 'superlink.log'}")
 
     def start_node(self, number: int) -> None:
-        """Start a SuperNode with its own data folder, whose public key the SuperLink knows."""
+        """Start a SuperNode with its own data folder. The SuperLink must know its public key."""
         keys = self.root / "keys"
         config = {"partition-id": number, "data": str(node_folder(self.root / "data", number))}
         self._start(
@@ -266,7 +266,7 @@ def _marked(mark: str) -> list[int]:
 
 @contextmanager
 def deployment(root: Path, nodes: int, threads: int = 0) -> Iterator[Deployment]:
-    """Run a SuperLink and registered SuperNodes, whose data lie in the folder, for as long as the block lasts.
+    """Run a SuperLink and registered SuperNodes, with their data in the folder, until the block ends.
 
     Args:
         threads: of the CPU for each process; 0: as many as PyTorch takes.
@@ -309,7 +309,7 @@ def processes(root: Path, connection: str) -> Iterator[Deployment]:
 
 @contextmanager
 def progress(folder: Path, rounds: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar of a run in whose folder another process writes; yields what looks for new rounds."""
+    """Show a progress bar of a run that another process does; yield a function that looks for new rounds."""
     with tqdm(total=rounds, unit="round", desc="waiting for the nodes", dynamic_ncols=True) as bar:
 
         def look() -> None:
@@ -334,7 +334,7 @@ def share_of_cores(processes: int) -> int:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with create_server(("127.0.0.1", 0)) as one:
         return one.getsockname()[1]
 

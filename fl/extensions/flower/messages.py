@@ -61,7 +61,7 @@ class NodeMessage(NamedTuple):
 
 
 def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
-    """Return nested dicts of tensors as one dict, whose names are paths.
+    """Flatten nested dicts of tensors to one dict with paths for names.
 
     >>> list(flat({"anchor": {"w": torch.zeros(1)}, "share": torch.ones(())}, "context"))
     ['context/anchor/w', 'context/share']

@@ -81,7 +81,7 @@ class Node:
             **form_of(data),
             "budget": dict(self.budget),
         }
-        if request.header.get("labels"):  # only methods whose server has to know them ask
+        if request.header.get("labels"):  # only methods that need them on the server ask
             if data.text:
                 raise InvalidMessage("a method asks for the labels of text, which it has not")
             header["labels"] = torch.bincount(data.y[train], minlength=data.classes).tolist()
@@ -192,7 +192,7 @@ class Node:
         return found
 
     def _level(self, state: State) -> Level:
-        """Return a level on which only this client has a model, or (for an empty state) nobody."""
+        """Return a level on which only this client has a model, or (for an empty state) no client."""
         used = torch.full((len(self._fed.clients),), -1)
         if state:
             used[self.number] = 0
@@ -200,7 +200,7 @@ class Node:
 
     def _client_state(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
         """Return what this client has kept [1, ...]: the version that the request names, or the start that came with
-        it; empty for methods whose clients keep nothing.
+        it; empty if clients of the method keep nothing.
         """
         if keeps is None:
             return {}

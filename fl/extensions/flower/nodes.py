@@ -18,7 +18,7 @@ Address: TypeAlias = Any
 HEADER = 1 << 20  # bytes that an answer may have beside its tensors
 MOST_SAMPLES = 10**8
 """Samples that a client may say it has, for each of training, validation and test: the server numbers all of them."""
-_SAMPLE_BYTES = 24  # a sample's number, and copies of it while samples are dealt out
+_SAMPLE_BYTES = 24  # a sample's number, and copies of it while samples are partitioned
 
 
 class Link(Protocol):
@@ -48,7 +48,7 @@ class Timeouts(NamedTuple):
     Attributes:
         round: seconds for the answers of a round.
         quorum: how many of a round's clients have to answer.
-        nodes: how many nodes the run has, numbered from 0 on, all of which have to be there before the first round.
+        nodes: how many nodes the run has, numbered from 0. The first round waits for all of them.
         start: seconds to wait for these.
     """
 
@@ -171,7 +171,7 @@ class Nodes:
     def _addressed(
         self, clients: Sequence[int], requests: Sequence[NodeMessage]
     ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
-        """Return the positions of the clients whose nodes are there, and their requests with the place of each.
+        """Return the positions of clients with connected nodes, and their requests with the place of each.
 
         If some are gone, nodes that were started since are greeted first.
         """

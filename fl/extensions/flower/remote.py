@@ -63,10 +63,10 @@ def check_settings(config: Config) -> None:
 def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Timeouts = Timeouts()) -> dict:
     """Train with the nodes behind the link and leave a run folder, or go on with the run in it; return its summary.
 
-    Rounds, run folder and checkpoint are those of a simulation.
+    Rounds, run folder and checkpoint are as in a simulation.
 
     Args:
-        config: the settings of the run; the number of clients is that of the nodes.
+        config: the settings of the run; each node is a client.
         test: the server's test set, see `fl.extensions.flower.folders.read_server`.
 
     Raises:
@@ -197,7 +197,7 @@ class Remote:
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
     ) -> ClientUpdate:
-        """Return the update of a round; clients whose answer did not come keep their start, and have the size 0."""
+        """Return the update of a round; clients without an answer keep their start, and have size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
@@ -319,7 +319,7 @@ class Remote:
     def _keeps(self, client_states: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
         """Return which version of its state a client takes, and under which number it keeps a new one.
 
-        And the start for one that has none yet. None for methods whose clients keep nothing.
+        And the start for one that has none yet. None if clients of the method keep nothing.
         """
         if not client_states:
             return None, {}

@@ -4,7 +4,7 @@
     FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
     FOLDER/exchange                       its keys and pieces in secure recombination, until it has uploaded them
 
-The last version by name is the newest. A node that is started anew finds all of it, and a run that the server resumes
+The last version by name is the newest. A restarted node finds all of it, and a run that the server resumes
 from an earlier checkpoint names an earlier version.
 """
 
@@ -98,7 +98,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def keep_exchange(self, content: bytes) -> None:
-        """Keep what the next request of an exchange in secret needs, which nobody else on that machine can read.
+        """Keep what the next request of an exchange in secret needs, which no other user of that machine can read.
 
         >>> import tempfile
         >>> store = Store(Path(tempfile.mkdtemp()))

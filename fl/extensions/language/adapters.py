@@ -1,6 +1,6 @@
-"""Models of which clients train adapters of low rank (LoRA, Hu et al., ICLR 2022), on a base that all have.
+"""Clients train adapters of low rank (LoRA, Hu et al., ICLR 2022) on a base model that all of them have.
 
-The base is a constant of the model: no state has it, nobody sends it, and it is there once however many clients train.
+The base is a constant of the model: no state has it, no message holds it, and all clients that train share one copy.
 """
 
 import copy
@@ -35,12 +35,12 @@ class AdapterOptions:
     scale: Annotated[float, number(float, above=0), _ON] = 2.0
     """lora, dora: what the adapters' products are multiplied by, for all ranks: peft's lora_alpha / r"""
     modules: Annotated[tuple[str, ...], several(str, "PATTERN,..."), _ON] = ()
-    """lora, dora: names of modules, or patterns such as *.qkv, whose layers have adapters; none: all linear layers and
-    convolutions"""
+    """lora, dora: names of modules, or patterns such as *.qkv, with adapters in their layers; none: all linear layers
+    and convolutions"""
     train: Annotated[tuple[str, ...], several(str, "PATTERN,..."), _ON] = ()
     """lora, dora: modules that are trained whole, such as a classifier for other classes (head)"""
     learn: Annotated[str, one_of("both", "b"), _ON] = "both"
-    """lora, dora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are
+    """lora, dora: the matrices that are trained: both; or b, with A as initialised, so that means of adapters are
     means of their products (FFA-LoRA, Sun et al., ICLR 2024)"""
     dropout: Annotated[float, number(float, least=0, below=1), _ON] = 0.0
     """lora, dora: share of an adapter's inputs that are dropped in training"""
@@ -64,10 +64,10 @@ def adapted(
     *,
     base_changes: bool = False,
 ) -> nn.Module:
-    """Put adapters on a model, whose weights become constants; it is not changed, and shares their memory.
+    """Put adapters on a model, in a copy that shares the model's weights as constants.
 
     Args:
-        generator: what the matrices A of the largest rank are drawn with, on the device of the model.
+        generator: initialises the matrices A of the largest rank, on the device of the model.
         rank: None: the largest. A smaller one has the first rows of the same A.
         base_changes: the weights beside adapters are no constants, but frozen and in states, for a method whose server
             changes them (`Method.base_changes`).

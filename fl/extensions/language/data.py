@@ -1,4 +1,4 @@
-"""Prompts with answers, such as instructions: text of which only the answers count, in losses and in scores."""
+"""Prompts with answers, such as instructions: only the answers count in losses and in scores."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger("fl")
 
 
 def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) -> Dataset:
-    """Make a data set of prompts with answers, each of which is a sample.
+    """Make a data set of prompts with answers, one sample per pair.
 
     The template's last field is the answer. It and what follows it count (and the token for the end of a text, if a
     tokenizer has one); what stands before it is the context alone.
@@ -31,7 +31,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
 
     Args:
         rows: for each sample the fields that the template names, and perhaps the "owner" that it has by nature. The
-            last tenth of each owner's samples is for testing (without owners, that of all).
+            last tenth of each owner's samples is for testing (without owners, the last tenth of all).
 
     Returns:
         x int32 [N, T], y int64 [N, T], -100 (`UNSCORED`) wherever the token after is no part of an answer. Classes are

@@ -53,19 +53,19 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
         raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
     if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
         raise FLError(f"{folder}: {config.method.name} has changed the base as well: give another format")
-    trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
+    trained, start, random_names, name = adapters.state(net), load_initial_weights(folder, config), (), None
     kind = config.model.name.partition(":")[0] if ":" in config.model.name else "zoo"
     if isinstance(net, HFModel):
         if config.model.depth or set(config.model.width) != {1.0}:
             raise FLError(
                 f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
             )
-        drawn, name = [f"model.{one}" for one in net.drawn], str(net.folder)
+        random_names, name = [f"model.{tensor}" for tensor in net.drawn], str(net.folder)
     if start:
-        drawn, name = start.left, None
+        random_names, name = start.left, None
     elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
-        drawn = ["all of it"]
-    if lacking := [one for one in drawn if one not in trained]:
+        random_names = ["all of it"]
+    if lacking := [tensor for tensor in random_names if tensor not in trained]:
         raise FLError(
             f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
             f"whole (--adapters.train), {way}"

@@ -1,4 +1,4 @@
-"""What methods share whose server joins adapters of low rank."""
+"""Shared code of methods that join adapters of low rank on the server."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from surgery.adapters.rank import MAGNITUDE
 
 
 def global_ranks(fed: Federation, does: str) -> dict[str, int]:
-    """Return the rank of each adapter of the global model, both of whose matrices are trained.
+    """Return the rank of each adapter of the global model; both of its matrices must be trained.
 
     Args:
         does: what the method does with both, for the message.
@@ -32,7 +32,7 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
 
 
 def rank_algorithm(fed: Federation, aggregate: Callable) -> Algorithm:
-    """FedAvg with another server, whose clients get as many first rows of A and columns of B as their rank says."""
+    """FedAvg with another server; a client of rank r gets the first r rows of A and columns of B."""
     fleet = fed.fleet_or_uniform
     return submodel_algorithm(fed, lambda client: fleet[client].plan, aggregate)
 

@@ -36,8 +36,8 @@ class HFModel(nn.Module):
     """A model of transformers that takes a data set's samples and returns logits.
 
     Attributes:
-        model: the library's. folder: where it comes from; None: from a file of settings. drawn: its tensors that are
-            not there, and were drawn. next_tokens: whether it gives logits for the token after each.
+        model: the library's. folder: where it comes from; None: from a file of settings. drawn: its tensors that the
+            folder lacks, which are random. next_tokens: whether it gives logits for the token after each.
     """
 
     scale: Tensor
@@ -68,7 +68,7 @@ class HFModel(nn.Module):
     def save(self, folder: Path) -> None:
         """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with.
 
-        FLError for a model that was cut, whose sizes its configuration does not say.
+        FLError for a model that was cut: its configuration does not have its sizes.
         """
         settings = surgery.transformers.settings
         made = settings.made_from(type(self.model), self.model.config)
@@ -173,7 +173,7 @@ class Folder(Source):
         )
 
     def _make(self, kind: str, classes: int) -> nn.Module:
-        """Build the model; what is drawn comes from torch's generator."""
+        """Build the model; random weights come from torch's generator."""
         config = self.config()
         if kind != "AutoModelForCausalLM" and config.num_labels != classes:
             config.num_labels = classes
@@ -212,7 +212,7 @@ class Folder(Source):
 
 
 class ConfigFile(Folder):
-    """What --model hf-config:FOLDER, or FILE, names: a model of this configuration, with drawn weights."""
+    """What --model hf-config:FOLDER, or FILE, names: a model of this configuration, with random weights."""
 
     drawn = True
 

@@ -1,1 +1,1 @@
-"""Methods whose server joins clients' adapters, one file each."""
+"""Methods that join clients' adapters on the server, one file each."""

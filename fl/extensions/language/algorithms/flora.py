@@ -21,14 +21,14 @@ from surgery.names import joined
 def flora(fed: Federation) -> Algorithm:
     """Stack clients' adapters, of any ranks, fold the stack into the base, and begin each round with new adapters.
 
-    The product of the stack is the mean of products, exactly; clients count by their samples. A is drawn anew for every
-    round, the same for all clients, and B is 0.
+    The product of the stack is the mean of products, exactly; clients count by their samples. In every round A is
+    initialised again, the same for all clients, and B is 0.
 
     A client is simulated with the base as it is after the stacks of all rounds before. As traffic counts what it would
     get in their place: the stack of this round, once for each participant.
 
     Raises:
-        FLError: for a model without adapters, and for one whose base is constant.
+        FLError: for a model without adapters, and for a constant base.
     """
     ranks = global_ranks(fed, "flora stacks adapters, both of whose matrices are trained")
     layers = dict(adapted_layers(fed.model))

@@ -20,7 +20,7 @@ SWEEPS = 50
 
 
 def flora_na(fed: Federation) -> Algorithm:
-    """Send A = Σ p_k A_k and B = Σ q_k B_k, whose product is as near as can be to the mean of clients' products.
+    """Send A = Σ p_k A_k and B = Σ q_k B_k with the product nearest to the mean of clients' products.
 
     Clients count by their samples in that mean, and in the mean of what is trained whole. Each adapter has its own
     numbers p and q, which may be negative.
@@ -60,7 +60,7 @@ def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float
     Returns:
         p, q, and the error that is left over, divided by the norm of the mean of products (0 if that is 0).
 
-    >>> both = torch.eye(2, dtype=torch.float64)  # whose mean of products is of rank 2
+    >>> both = torch.eye(2, dtype=torch.float64)  # the mean of products has rank 2
     >>> p, q, lost = combine(both.view(2, 1, 2), both.view(2, 2, 1), torch.tensor([0.8, 0.2]).double())
     >>> torch.outer(q, p).round(decimals=4).tolist(), round(lost, 4)
     ([[0.8, 0.0], [0.0, 0.0]], 0.2425)

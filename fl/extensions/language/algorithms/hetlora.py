@@ -32,9 +32,9 @@ def hetlora(fed: Federation) -> Algorithm:
         norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()
         held = [rank_of(one) for one in states]
         for (module, old), shares in zip(factors(server["global"])[0].items(), norms):
-            shares = shares if shares.any() else torch.ones_like(shares)  # nobody has learnt anything there
+            shares = shares if shares.any() else torch.ones_like(shares)  # no client has learnt anything there
             a, b = average([one[module].state for one in found], weights=shares).values()
-            most = max(one[module] for one in held)  # rows that nobody has stay: zeros would never learn again
+            most = max(one[module] for one in held)  # rows that no client has stay: zeros would never learn again
             a[most:], b[:, most:] = old.a[most:], old.b[:, most:]
             mean |= old._replace(a=a, b=b).state
         return {"global": mean}
