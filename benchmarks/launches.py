@@ -1,4 +1,4 @@
-"""Count what a round gives a GPU to do, without one: launches a step, a client and a round.
+"""Count what a round gives a GPU to do, without one: launches a step, a client, a round and its measures, and waits.
 
     python benchmarks/launches.py     # prints the table, writes benchmarks/results/launches.json
 
@@ -27,14 +27,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     rows = []
-    print(f"{'launches':28}" + "".join(f"{backend:>34}" for backend in BACKENDS))
-    print(" " * 28 + f"{'step kernels client  round':>34}" * len(BACKENDS))
+    columns = ("step", "kernels", "client", "round", "measures", "waits")
+    print(f"{'launches':28}" + "".join(f"{backend:>54}" for backend in BACKENDS))
+    print(" " * 28 + "".join(f"{column:>9}" for column in columns) * len(BACKENDS))
     for case in CASES:
         with PretendGPU() as gpu:
             counts = measure(case, gpu)
         rows.append({"case": case, **counts})
-        cells = [f"{c['step']:7}{c['kernels']:8}{c['client']:7}{c['round']:7}" for c in counts.values()]
-        print(f"{case:28}" + "".join(f"{cell:>34}" for cell in cells), flush=True)
+        cells = [f"{found[column]:9}" for found in counts.values() for column in columns]
+        print(f"{case:28}" + "".join(cells), flush=True)
     write({"torch": torch.__version__, "rows": rows}, args.out, "launches")
 
 
