@@ -140,7 +140,7 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 
 
-def _have_finite_norms(tensors: Sequence[Tensor]) -> Tensor:
+def _have_finite_norms(tensors: list[Tensor]) -> Tensor:
     """Return whether the norms of tensors are finite, a bool on their device, by few launches.
 
     Then all of their numbers are; squares of numbers that are huge and still finite may be infinite, however.
