@@ -1,6 +1,7 @@
-"""Count what a round gives a GPU to do, without one: launches a step, a client and a round.
+"""Count what a round gives a GPU to do, without one: launches a step, a client, a round and its measures, and waits.
 
     python benchmarks/launches.py     # prints the table, writes benchmarks/results/launches.json
+    python benchmarks/launches.py --before FILE    # and a table that compares with another version's launches.json
 
 Small models wait for launches, so these are what a GPU path is judged by before it is timed. Counted are the
 operations that torch dispatches while it believes in a device (tests/pretend_gpu): one kernel each, convolutions with
@@ -10,6 +11,7 @@ hold these numbers as ceilings.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -25,17 +27,40 @@ from pretend_gpu import PretendGPU
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--before", type=Path, help="the launches.json of another version")
     args = parser.parse_args()
     rows = []
-    print(f"{'launches':28}" + "".join(f"{backend:>34}" for backend in BACKENDS))
-    print(" " * 28 + f"{'step kernels client  round':>34}" * len(BACKENDS))
+    columns = ("step", "kernels", "client", "round", "measures", "waits")
+    print(f"{'launches':28}" + "".join(f"{backend:>54}" for backend in BACKENDS))
+    print(" " * 28 + "".join(f"{column:>9}" for column in columns) * len(BACKENDS))
     for case in CASES:
         with PretendGPU() as gpu:
             counts = measure(case, gpu)
         rows.append({"case": case, **counts})
-        cells = [f"{c['step']:7}{c['kernels']:8}{c['client']:7}{c['round']:7}" for c in counts.values()]
-        print(f"{case:28}" + "".join(f"{cell:>34}" for cell in cells), flush=True)
+        cells = [f"{found[column]:9}" for found in counts.values() for column in columns]
+        print(f"{case:28}" + "".join(cells), flush=True)
     write({"torch": torch.__version__, "rows": rows}, args.out, "launches")
+    if args.before:
+        print(compare(json.loads(args.before.read_text())["rows"], rows))
+
+
+COMPARED = (
+    *(("step: loop", "loop", "step"), ("vmap", "vmap", "step")),
+    *(("round: loop", "loop", "round"), ("vmap", "vmap", "round"), ("graphs", "graphs", "round")),
+    *(("measures", "loop", "measures"), ("waits", "loop", "waits")),
+)
+"""Columns of the table that compares: title, backend, number."""
+
+
+def compare(before: list[dict], after: list[dict]) -> str:
+    """Make a table of two versions' launches; a number that did not change stands alone."""
+    old = {row["case"]: row for row in before}
+    lines = [f"| model | {' | '.join(title for title, _, _ in COMPARED)} |", "|---" * (1 + len(COMPARED)) + "|"]
+    for row in after:
+        pairs = [(old[row["case"]][backend][what], row[backend][what]) for _, backend, what in COMPARED]
+        cells = [f"{one} -> {other}" if one != other else f"{one}" for one, other in pairs]
+        lines.append(f"| {row['case']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

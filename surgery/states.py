@@ -334,19 +334,24 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
     tensor([[1.0000, 0.7070],
             [0.7070, 1.0000]])
     """
-    b = a if b is None else b
-    pairs = list(_flat_pairs(a, b))
-    # Models are scaled so that their largest entry is 1: squares then neither overflow nor underflow.
-    top_a = torch.stack([x.abs().amax(1) for x, _ in pairs]).amax(0)
-    top_b = torch.stack([y.abs().amax(1) for _, y in pairs]).amax(0)
-    one = torch.ones((), dtype=top_a.dtype, device=top_a.device)
-    scale_a, scale_b = torch.where(top_a == 0, one, top_a)[:, None], torch.where(top_b == 0, one, top_b)[:, None]
-    pairs = [(x / scale_a, y / scale_b) for x, y in pairs]
-    dot = sum(x @ y.T for x, y in pairs)
-    norm_a = sum(x.square().sum(1) for x, _ in pairs).sqrt()
-    norm_b = sum(y.square().sum(1) for _, y in pairs).sqrt()
+    pairs = list(_flat_pairs(a, a if b is None else b))
+    left, norm_a = _scaled([x for x, _ in pairs])
+    right, norm_b = (left, norm_a) if b is None else _scaled([y for _, y in pairs])
+    dot = sum(x @ y.T for x, y in zip(left, right))
     scale = norm_a[:, None] * norm_b[None, :]
     return torch.where(scale == 0, torch.zeros_like(scale), dot / scale).clamp(-1, 1)
+
+
+def _scaled(flat: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Scale models so that their largest entry is 1, where squares neither overflow nor underflow.
+
+    Returns:
+        The scaled tensors [K, n], and the norm of each model over all of them [K].
+    """
+    top = torch.stack([x.abs().amax(1) for x in flat]).amax(0)
+    top = torch.where(top == 0, 1, top)[:, None]
+    scaled = [x / top for x in flat]
+    return scaled, sum(x.square().sum(1) for x in scaled).sqrt()
 
 
 def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:

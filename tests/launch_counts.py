@@ -13,12 +13,15 @@ from fl.data import Dataset
 from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.federation import Federation, LocalTraining
+from fl.federation.divergence import check_finite
 from fl.federation.local_training import LocalObjective
 from fl.partition import Split
+from fl.runs import evaluate
 
 IMAGES = {"num_classes": 10, "in_channels": 3, "image_size": 32}
 CASES = {
     "lenet": ("lenet", IMAGES, {}),
+    "lenet, clipped": ("lenet", IMAGES, {"optimizer": SGD(0.01, 0.9, clip=1.0)}),
     "resnet20": ("resnet20", {**IMAGES, "image_size": 8, "width": 0.25}, {}),
     "resnet20, crops and flips": (
         "resnet20",
@@ -48,12 +51,13 @@ def federation(case: str, clients: int, steps: int) -> Federation:
     none = torch.empty(0, dtype=torch.int64)
     parts = [Split(part, none, none) for part in torch.arange(n).split(2 * steps)]
     model = zoo.create(name, generator, **arguments).to("cuda")
-    return Federation(model, data, parts, clients, LocalTraining(1, 2, SGD(0.01, 0.9), **settings))
+    return Federation(model, data, parts, clients, LocalTraining(1, 2, **{"optimizer": SGD(0.01, 0.9), **settings}))
 
 
 def measure(case: str, gpu) -> dict[str, dict[str, int]]:
     """For each backend: `step`, the launches of one more step; `client`, those of one more client beside its steps;
-    `round`, those of a round of FedAvg with 2 clients of 2 steps; `kernels`, what runs on the device in a step.
+    `round`, those of a round of FedAvg with 2 clients of 2 steps; `kernels`, what runs on the device in a step;
+    `measures`, the launches of what is measured after a round; `waits`, how often the host waits in both.
 
     Args:
         gpu: a `PretendGPU` that is entered.
@@ -78,8 +82,14 @@ def _counts(case: str, backend: str, gpu) -> dict[str, int]:
     more = two.launches - one.launches - (0 if backend == "vmap" else step)  # a program has one step for all clients
     fed = federation(case, 2, 2).with_local(backend=backend)
     algorithm = fedavg(fed)
-    server, _ = algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
+    before, _ = algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
     with gpu.watch() as counted:
-        algorithm.round(server, [1, 0], Rng(0, 2))
+        server, update = algorithm.round(before, [1, 0], Rng(0, 2))
+    with gpu.watch() as after:
+        check_finite(server, before, update.loss, 2)
+        evaluate.mean_cosine(fed, evaluate.honest_cohort(fed, update.states, [1, 0], [True, True]))
+        evaluate.evaluate_global(fed, lambda x: algorithm.predict(server, x, None))
     graphs._KEPT.clear()
-    return {"step": step, "kernels": kernels, "client": more, "round": counted.launches}
+    waits = len(counted.waits + after.waits)
+    numbers = {"step": step, "kernels": kernels, "client": more, "round": counted.launches}
+    return {**numbers, "measures": after.launches, "waits": waits}

@@ -539,6 +539,13 @@ def test_what_others_can():
     assert all(claim["holds"] for claim in found.values())
 
 
+def test_launches_before_and_after(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    before, after = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("launches-before", "launches"))
+    table = importlib.import_module("launches").compare(before["rows"], after["rows"])
+    assert table in PAGES["docs/results/engine.md"]
+
+
 @pytest.mark.parametrize(
     ("page", "setting"),
     [

@@ -23,8 +23,9 @@ try:
     # one kernel for all parameters, in place
     fused_sgd, fused_adam, fused_adamw = torch._fused_sgd_, torch._fused_adam_, torch._fused_adamw_
     # one launch for all tensors of a list; those whose names end in an underscore change it
-    foreach_sub, foreach_add_, foreach_mul_ = torch._foreach_sub, torch._foreach_add_, torch._foreach_mul_
-    foreach_copy_, foreach_zero_ = torch._foreach_copy_, torch._foreach_zero_
+    foreach_sub, foreach_add_ = torch._foreach_sub, torch._foreach_add_
+    foreach_mul, foreach_mul_ = torch._foreach_mul, torch._foreach_mul_
+    foreach_copy_, foreach_zero_, foreach_norm = torch._foreach_copy_, torch._foreach_zero_, torch._foreach_norm
     _ = torch.Tensor._version, torch.UntypedStorage._cdata
     _ = F.has_torch_function  # type: ignore[attr-defined]
 except (ImportError, AttributeError) as error:

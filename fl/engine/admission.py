@@ -26,13 +26,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl.base.errors import FLError, reason
 from fl.base.files import write_json
@@ -43,6 +45,7 @@ from fl.engine.eager import loop
 from fl.engine.job import Group, Results
 from fl.engine.precision import arithmetic
 from fl.engine.progress import shown
+from surgery import Stack
 
 _log = logging.getLogger("fl")
 
@@ -147,12 +150,27 @@ def _look(group: Group) -> str:
     """Return what a step of these clients computes; the values of weights and the learning rate do not matter."""
     job, starts, context = group
     values = {} if job.per_sample is None else {"": job.per_sample}
-    shapes = tree_map(lambda t: (tuple(t.shape[1:]), t.dtype), [starts, context, values])
+    shapes = _shapes([context, values])
     inputs = map_inputs(lambda t: str((tuple(t.shape[1:]), t.dtype)), job.data.x)
-    code = [type(module).forward.__code__.co_code for module in job.model.modules() if _has_code(type(module))]
     step = job.batches.size, job.batches.augment, job.optimizer._replace(lr=0.0), job.precision, job.trainable()
     kinds = type(job.optimizer).__name__, _name(job.objective, set()), _name(job.ascent, set())
-    return re.sub(r" at 0x[0-9a-f]+", "", str((job.model, code, shapes, inputs, step, kinds)))
+    return str((_form(job.model, starts), shapes, inputs, step, kinds))
+
+
+_FORMS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def _form(model: nn.Module, starts: Stack) -> str:
+    """Return a model's layers, the code of its modules, and its tensors; a model is looked at in one round only."""
+    if model not in _FORMS:
+        code = [type(module).forward.__code__.co_code for module in model.modules() if _has_code(type(module))]
+        text = re.sub(r" at 0x[0-9a-f]+", "", str((model, code, _shapes(starts))))
+        _FORMS[model] = hashlib.sha256(text.encode()).hexdigest()
+    return _FORMS[model]
+
+
+def _shapes(stacks: Any) -> Any:
+    return tree_map(lambda t: (tuple(t.shape[1:]), t.dtype), stacks)
 
 
 def _has_code(kind: type) -> bool:
@@ -172,6 +190,7 @@ def _held(function: FunctionType) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
+@cache
 def _version() -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("layer-surgery")

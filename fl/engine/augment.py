@@ -55,35 +55,35 @@ class Augment(NamedTuple):
         return bool(self.crop or self.flip)
 
     def draw(self, key: Tensor, batch: int, width: int) -> Tensor:
-        """Return where the images of each key's batch are cut out: int64 [*leading, B, 3].
+        """Return where the images of each key's batch are cut out: int64 [*leading, B, 2].
 
-        The three numbers are the first row and the first column, in the image with its border of zeros, and the
-        direction in which columns are read from there, 1 or -1.
+        The two numbers are the first pixel, counted row by row in the image with its border of zeros, and the direction
+        in which columns are read from there, 1 or -1.
 
         Args:
             key: int32 [*leading]. batch: B. width: of the images, in pixels.
         """
-        draws, size = Draws(key, stream=1), (batch,)
-        flipped = draws.keep(0.5, size).long() if self.flip else key.new_zeros((*key.shape, batch), dtype=torch.int64)
-        row = column = torch.zeros_like(flipped)
+        drawn = Draws(key, stream=1).several(self.flip + 2 * bool(self.crop), (batch,))
+        flipped = (drawn[..., 0, :] < 0.5).long() if self.flip else drawn.new_zeros((), dtype=torch.int64)
+        first = (width - 1) * flipped
         if self.crop:
-            row, column = (draws.below(2 * self.crop + 1, size) for _ in range(2))
-        return torch.stack([row, column + flipped * (width - 1), 1 - 2 * flipped], -1)
+            row, column = (drawn[..., -2:, :] * (2 * self.crop + 1)).long().unbind(-2)
+            first = (first + column).add_(row, alpha=width + 2 * self.crop)
+        return torch.stack(torch.broadcast_tensors(first, 1 - 2 * flipped), -1)
 
     def cut(self, images: Tensor, places: Tensor, border: int = 0) -> Tensor:
-        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3].
+        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 2].
 
         Args:
             border: the value of what is put around them.
         """
-        *many, channels, height, width = images.shape
+        channels, height, width = images.shape[-3:]
         bordered = F.pad(images, (self.crop,) * 4, value=border) if self.crop else images
-        row, column, way = places.flatten(0, -2).split(1, dim=-1)  # [N, 1] each
-        along = torch.arange(max(height, width), device=images.device)
-        rows, columns = row + along[:height], torch.addcmul(column, way, along[:width])
-        each = torch.arange(len(row), device=images.device)[:, None, None]
-        chosen = bordered.flatten(0, -4)[each, :, rows[:, :, None], columns[:, None, :]]  # [N, H, W, C]
-        return chosen.movedim(-1, 1).contiguous().view(*many, channels, height, width)
+        first, way = places.flatten(0, -2).split(1, dim=-1)  # [N, 1] each
+        along = torch.arange(height * bordered.shape[-1], device=images.device)
+        pixels = torch.addcmul(first, way, along[:width])[:, None] + along[:: bordered.shape[-1], None]  # [N, H, W]
+        chosen = pixels.flatten(1)[:, None].expand(-1, channels, -1)
+        return bordered.reshape(len(first), channels, -1).gather(2, chosen).view(images.shape)
 
     def move_masks(self, masks: Tensor, places: Tensor | None) -> Tensor:
         """Return masks [*leading, B, H, W], cut out and mirrored as their images are.

@@ -32,7 +32,7 @@ class Step(NamedTuple):
         index: the samples, int64 [*leading, B].
         key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
             (`fl.engine.draws`).
-        places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 3]; None without augmentation.
+        places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 2]; None without augmentation.
     """
 
     index: Tensor
@@ -63,7 +63,7 @@ class Batches(NamedTuple):
     def step(self, rows: Tensor) -> Step:
         """Return the steps that rows [*leading, W] stand for, as views of them."""
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
-        return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
+        return Step(index, key[..., 0], places.unflatten(-1, (self.size, 2)) if self.augment.moves else None)
 
     def client_step(self, k: int, s: int) -> Step:
         """Return the s-th step of the k-th client, with its real samples only."""

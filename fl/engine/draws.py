@@ -43,31 +43,34 @@ class Draws:
     """
 
     def __init__(
-        self, key: Tensor, stream: int = 0, positions: dict[tuple[int, tuple[int, ...]], Tensor] | None = None
+        self, key: Tensor, stream: int = 0, positions: dict[tuple[int, int, tuple[int, ...]], Tensor] | None = None
     ) -> None:
         self.key, self.drawn = key, stream << 16
         self._mixed: Tensor | None = None  # the key's hash
         self._positions = {} if positions is None else positions
 
-    def bits(self, shape: tuple[int, ...]) -> Tensor:
-        """Random int32 [*leading, *shape]."""
-        self.drawn += 1
+    def several(self, count: int, shape: tuple[int, ...]) -> Tensor:
+        """Return the numbers of so many calls of `uniform`, [*leading, count, *shape], by the launches of one call."""
+        position = self._position(shape, count)
+        self.drawn += count
         if self._mixed is None:
             self._mixed = _mixed(self.key.to(torch.int32, copy=True))
-        return _mixed(self._position(shape) + self._mixed.view((*self.key.shape, *[1] * len(shape))))
+        bits = _mixed(position + self._mixed.view((*self.key.shape, *[1] * position.ndim)))
+        return (bits & 0xFFFFFF) * 2**-24
 
-    def _position(self, shape: tuple[int, ...]) -> Tensor:
-        """Return the hash of each position of this draw, int32 of this shape."""
-        known = self._positions.get((self.drawn, shape))
+    def _position(self, shape: tuple[int, ...], count: int) -> Tensor:
+        """Return the hash of each position of these draws, int32 [count, *shape]."""
+        known = self._positions.get((self.drawn, count, shape))
         if known is None:
-            start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
+            draws = torch.arange(self.drawn + 1, self.drawn + 1 + count, dtype=torch.int32, device=self.key.device)
             position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
-            known = self._positions[self.drawn, shape] = _mixed(position.add_(start))
+            known = _mixed(draws.mul_(_GOLDEN).view(-1, *[1] * len(shape)) + position)
+            self._positions[self.drawn, count, shape] = known
         return known
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Random float32 in [0, 1), multiples of 2^-24."""
-        return (self.bits(shape) & 0xFFFFFF) * 2**-24
+        return self.several(1, shape).squeeze(self.key.ndim)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.

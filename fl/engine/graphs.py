@@ -192,6 +192,8 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return type(value), repr(value)  # as text, nan is itself, and 1 is not True
+    if isinstance(value, (dict, list, tuple, set)) and not value:
+        return type(value)  # as most of what a module holds: the looks below take longer
     if id(value) in seen:
         return seen[id(value)][0]
     seen[id(value)] = len(seen), value

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.torch_private import foreach_add_, fused_adam, fused_adamw, fused_sgd
+from fl.base.torch_private import foreach_add_, foreach_mul, fused_adam, fused_adamw, fused_sgd
 
 Memory: TypeAlias = dict[str, list[Tensor]]
 """What an optimizer keeps from step to step: by name, a tensor for each parameter."""
@@ -130,8 +130,10 @@ def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    squares = [g.reshape(*g.shape[:lead], -1).square().sum(-1) for g in gradients]
+    squares = [g.reshape(*g.shape[:lead], -1).sum(-1) for g in foreach_mul(list(gradients), list(gradients))]
     scale = (bound / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1)
+    if not lead:
+        return list(foreach_mul(list(gradients), scale))
     return [g * scale.view((*scale.shape, *[1] * (g.ndim - lead))).to(g.dtype) for g in gradients]
 
 

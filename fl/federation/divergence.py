@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import Diverged
+from fl.base.torch_private import foreach_norm
 from fl.federation.cohort import States, replace_rows, select, stacks
 from fl.federation.trainer import Stage, Trainer, Training
 from fl.federation.update import ClientUpdate
@@ -58,8 +59,8 @@ def drop_failed(
     Raises:
         Diverged: if no client is left.
     """
-    # A sum is finite only if all of its terms are: this fast look at everything settles nearly every round.
-    if bool((loss.isfinite() & torch.cat([_finite_sums(after) for after in stacks(states)])).all()):
+    every = [tensor for after in stacks(states) for tensor in after.values() if tensor.is_floating_point()]
+    if bool(loss.isfinite().all() & _have_finite_norms(every)):
         return states, tuple(sizes)
     fine = torch.cat([finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
     kept = (loss.isfinite() & fine).tolist()
@@ -91,12 +92,12 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
     """
     named = [(part, name, tensor) for part, state in server.items() for name, tensor in state.items()]
     named = [(part, name, tensor) for part, name, tensor in named if tensor.is_floating_point() and tensor.numel()]
-    sums: dict[torch.device, list[Tensor]] = {loss.device: [loss.new_zeros(())]}
+    changed: dict[torch.device, list[Tensor]] = {loss.device: []}
     for part, name, tensor in named:
         if tensor is not before.get(part, {}).get(name):
             one = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
-            sums.setdefault(tensor.device, []).append(one.sum(dtype=torch.float32))
-    fine = {device: torch.stack(some).isfinite().all() for device, some in sums.items()}
+            changed.setdefault(tensor.device, []).append(one)
+    fine = {device: _have_finite_norms(some or [loss.new_zeros(())]) for device, some in changed.items()}
     said = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
     if not (said[-1] and all(fine.values())):
         for part, name, tensor in named:
@@ -139,12 +140,12 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 
 
-def _finite_sums(stack: Stack) -> Tensor:
-    """Return whether the sums of all floating-point tensors are finite, for each of the K entries of a stack: bool
-    [K].
+def _have_finite_norms(tensors: list[Tensor]) -> Tensor:
+    """Return whether the norms of tensors are finite, a bool on their device, by few launches.
+
+    Then all of their numbers are; squares of numbers that are huge and still finite may be infinite, however.
     """
-    sums = [t.reshape(len(t), -1).sum(1) for t in stack.values() if t.is_floating_point()]
-    return torch.stack(sums).isfinite().all(0)
+    return torch.stack(foreach_norm(tensors)).isfinite().all()
 
 
 def finite_rows(stack: Stack, starts: Stack) -> Tensor:

@@ -379,9 +379,8 @@ def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation
     train([(job, *rest)], "auto")  # by the loop from then on
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", some(CASES, ["lenet"]))
-def test_launches_do_not_creep_up(pretended, case):
+@pytest.mark.parametrize("case", some(CASES, ["lenet, clipped"]))
+def test_launches_and_waits_do_not_creep_up(pretended, case):
     """Those of the stored table are the ceiling; `python benchmarks/launches.py` makes it anew."""
     stored = {row["case"]: row for row in json.loads(STORED.read_text())["rows"]}[case]
     for backend, counts in measure(case, pretended).items():

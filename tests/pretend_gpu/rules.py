@@ -71,7 +71,7 @@ def launches(func, args: Sequence, kwargs: dict, moved: bool) -> int:
     if packet in _NO_KERNEL or not moved:
         return 0
     if name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")):
-        return _multi_tensor(args)
+        return _multi_tensor(args) + (packet is aten._foreach_norm)  # which joins its blocks
     if packet is aten.convolution:
         return 1 + (args[2] is not None)
     if packet is aten.convolution_backward:
