@@ -1,13 +1,17 @@
 """What a data set's own file needs: Loader, which says how it is loaded, and Source, which says where its files are."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
 
 from torch import Tensor
 
 from fl.base.errors import FLError, reason
 from fl.data.dataset import Dataset
+
+_log = logging.getLogger("fl")
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,25 @@ class Source:
             return
         failure, cause = "; download is off" if fetch else "", None
         if fetch and download:
+            _log.warning("%s is downloaded into %s", self.title, self.root)
             try:
                 fetch()
                 return
-            except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
+            except URLError as error:
+                failure, cause = f"; download failed (no connection: {error.reason})", error
+            except Exception as error:  # no space, a cut archive: torchvision raises many kinds
                 failure, cause = f"; download failed ({reason(error)})", error
-        raise self.error(f"missing {', '.join(missing)}{failure}{hint}") from cause
+        raise self.error(f"missing {_some(missing)}{failure}{hint}", all_missing=missing == [*self.files]) from cause
 
-    def error(self, what: str) -> FLError:
-        """Make the exception that says what is wrong, in which folder, and which files are expected there."""
+    def error(self, what: str, all_missing: bool = False) -> FLError:
+        """Make the exception that says what is wrong, in which folder, and which files are expected there.
+
+        Args:
+            all_missing: whether `what` has named these files.
+        """
+        files = "" if all_missing else f"Expected there: {', '.join(self.files)}. "
         return FLError(
-            f"{self.title} cannot be read from {self.root}: {what}. Expected there: {', '.join(self.files)}. "
+            f"{self.title} cannot be read from {self.root}: {what}. {files}"
             "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}")
         )
 
@@ -116,3 +128,12 @@ class Source:
         if labels.min() < valid.start or labels.max() >= valid.stop:
             found = f"{labels.min()} to {labels.max()}"
             raise self.damaged(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")
+
+
+def _some(files: list[str]) -> str:
+    """Name files, the first two of many.
+
+    >>> _some(["a", "b", "c"]), _some([*"abcdef"])
+    ('a, b, c', 'a, b and 4 more')
+    """
+    return ", ".join(files) if len(files) < 4 else f"{', '.join(files[:2])} and {len(files) - 2} more"
