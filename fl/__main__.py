@@ -21,7 +21,11 @@ COMMANDS = {
     "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),
 }
 """Name -> the module whose `main` carries it out, and what it does; in the order in which people need them."""
-COMMANDS |= declared("fl.commands", "COMMANDS", tuple)  # of extensions
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """Return `COMMANDS` with those of extensions."""
+    return COMMANDS | declared("fl.commands", "COMMANDS", tuple)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,19 +43,19 @@ def _main(argv: list[str]) -> int:
     if name == "--version":
         print(f"layer-surgery {__version__}")
         return 0
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+    if name not in (known := commands()):
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"error: unknown command {name!r}: {hint}there are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"error: unknown command {name!r}: {hint}there are {', '.join(known)}", file=sys.stderr)
         return 2
-    return import_module(COMMANDS[name][0]).main(rest)
+    return import_module(known[name][0]).main(rest)
 
 
 def overview() -> str:
     """Return what `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
     lines = []
-    for name, (module, what) in COMMANDS.items():
+    for name, (module, what) in commands().items():
         of_extension = module.startswith("fl.extensions.")
         way = f"fl {name}" if of_extension else module.removesuffix(".__main__")
         lines.append(f"{f'layer-surgery {name}' if script else f'python -m {way}':25}{what}")

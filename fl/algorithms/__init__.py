@@ -18,10 +18,15 @@ class Methods(MutableMapping[str, Method]):
     """
 
     def __init__(self) -> None:
-        self._files = {file.rpartition(".")[2]: file for file in files_of(__name__)}
+        self._files = {file.rpartition(".")[2]: file for file in files_of(__name__)}  # that were not imported
         self._packages = True  # whether there may be more in packages
         self._methods: dict[str, Method] = {}
-        self._added: list[str] = []
+        self._ours: set[str] = set()  # names of methods of files and packages
+
+    @property
+    def added(self) -> list[str]:
+        """The names of methods that a program has added."""
+        return [name for name in self._methods if name not in self._ours]
 
     def __getitem__(self, name: str) -> Method:
         """Return a method; KeyError if there is none of this name. FLError for a file that cannot be imported."""
@@ -32,37 +37,39 @@ class Methods(MutableMapping[str, Method]):
         return self._methods[name]
 
     def _load(self, name: str) -> None:
-        method = vars(import_file(file := self._files.pop(name))).get("METHOD")
-        if method is None:  # what methods share
-            return
-        if not isinstance(method, Method):
+        method = vars(import_file(file := self._files[name])).get("METHOD")
+        if not isinstance(method, Method | None):
             raise FLError(f"{file}: METHOD must be a Method, got {method!r}")
-        if method.name != name:
+        if method is not None and method.name != name:
             raise FLError(f"{file}: METHOD has to be Method({name}, ...), with the function of that name")
-        self._methods[name] = method
+        self._files.pop(name, None)
+        if method is not None:  # and not what methods share
+            self._ours.add(name)
+            self._methods[name] = method
 
     def _load_packages(self) -> None:
         self._packages = False
-        self._methods |= load_entry_points("algorithms", self, _checked)
+        found = load_entry_points("algorithms", self, _checked)
+        self._ours.update(found)
+        self._methods |= found
 
     def __setitem__(self, name: str, method: Method) -> None:
-        self._files.pop(name, None)
-        if name not in self._methods:
-            self._added.append(name)
+        if self._files.pop(name, None):
+            self._ours.add(name)
         self._methods[name] = method
 
     def __delitem__(self, name: str) -> None:
         self[name]
         del self._methods[name]
-        self._added = [one for one in self._added if one != name]
 
     def __iter__(self) -> Iterator[str]:
         for name in [*self._files]:
-            self._load(name)
+            if name in self._files:  # which another file may have asked for
+                self._load(name)
         if self._packages:
             self._load_packages()
-        ours = [(KINDS.index(one.clients), name) for name, one in self._methods.items() if name not in self._added]
-        return iter([name for _, name in sorted(ours)] + self._added)
+        clients = {name: getattr(self._methods[name], "clients", KINDS[0]) for name in self._ours & {*self._methods}}
+        return iter([*sorted(clients, key=lambda name: (KINDS.index(clients[name]), name)), *self.added])
 
     def __len__(self) -> int:
         return len([*iter(self)])
@@ -121,8 +128,8 @@ def imported(path: str) -> Method:
 
 
 def register(path: str, method: Method) -> None:
-    """Add a method to those there are, with the import path that it was given by, unless it is there."""
-    if method.name in SOURCES or method.name not in ALGORITHMS:
+    """Add a method with the import path that it was given by, unless it is one of a file or of a package."""
+    if method.name in ALGORITHMS.added or method.name not in ALGORITHMS:
         ALGORITHMS[method.name], SOURCES[method.name] = method, path
 
 

@@ -43,15 +43,15 @@ class ModelChange:
     """How an extension changes what clients train: tensors of its own beside the model's, which become constants.
 
     Attributes:
-        make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device,
-            whether the model's weights are drawn) -> the model that clients train, what makes it anew from a generator,
-            and the clients' own models if these differ, else None.
+        make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device)
+            -> the model that clients train, what makes it anew from a generator, and the clients' own models if these
+            differ, else None.
         load: (the model, settings, the state of a run folder) -> the model that this state is one of.
         plain: such a model -> one with the model's own parameters, in which the extension's are folded.
     """
 
     make: Callable[
-        [Callable[..., nn.Module], Any, int, torch.device, bool],
+        [Callable[..., nn.Module], Any, int, torch.device],
         tuple[nn.Module, Callable[..., nn.Module], Fleet | None],
     ]
     load: Callable[[nn.Module, Any, State], nn.Module]

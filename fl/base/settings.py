@@ -133,6 +133,18 @@ class Alternatives:
 
 
 @dataclass(frozen=True)
+class About:
+    """Says what a setting is, in words that are put together when somebody asks for them."""
+
+    words: Callable[[], str]
+
+    @property
+    def help(self) -> str:
+        """The words, under the name that tyro's notes have."""
+        return self.words()
+
+
+@dataclass(frozen=True)
 class Rare:
     """Says that a setting is seldom needed, so that only `--help all` shows it."""
 

@@ -92,10 +92,9 @@ class Source:
             try:
                 fetch()
                 return
-            except URLError as error:
-                failure, cause = f"; download failed (no connection: {error.reason})", error
-            except Exception as error:  # no space, a cut archive: torchvision raises many kinds
-                failure, cause = f"; download failed ({reason(error)})", error
+            except Exception as error:  # no network, no space, a cut archive: torchvision raises many kinds
+                why = f"no connection: {error.reason}" if isinstance(error, URLError) else reason(error)
+                failure, cause = f"; download failed ({why})", error
         raise self.error(f"missing {_some(missing)}{failure}{hint}", all_missing=missing == [*self.files]) from cause
 
     def error(self, what: str, all_missing: bool = False) -> FLError:

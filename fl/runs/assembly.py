@@ -86,7 +86,7 @@ def build(
     if own:
         fleet = _own_fleet(config, dataset, net, spec, own, owned, rng)
     if start is None:
-        _warn_of_drawn(config, net)
+        _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.shape)
 
@@ -180,13 +180,16 @@ def _own_fleet(
     return Fleet(tuple(kinds), owned)
 
 
-def _warn_of_drawn(config: Config, net: nn.Module) -> None:
-    """Warn of weights that look trained but are random, as no weights were given."""
+def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
+    """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
+    change, source = model_change(config.extensions), find_source(config.model.name)
     if drawn := getattr(net, "drawn", ()):
         _log.warning(
-            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes",
-            config.model.name, ", ".join(drawn),
+            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
+            config.model.name, ", ".join(drawn), f"; --{change[0]} freezes what it does not train" if change else "",
         )  # fmt: skip
+    if change and (source.drawn if source else not isinstance(spec, custom_model.CustomSpec)):
+        _log.warning(f"warning: --{change[0]} freezes weights that are drawn: give trained ones with --init")
 
 
 def make_models(
@@ -199,9 +202,7 @@ def make_models(
     create, change = maker(spec, start), model_change(config.extensions)
     if change is None:
         return create(Rng(config.seed).torch("weights")).to(device), create, None
-    source = find_source(config.model.name)
-    drawn = source.drawn if source else not isinstance(spec, custom_model.CustomSpec)
-    return change[1].make(create, config, clients, device, drawn and start is None)
+    return change[1].make(create, config, clients, device)
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:

@@ -45,12 +45,14 @@ class Format:
 
     Attributes:
         write: (model, new path, origin) -> writes it, whole or not at all.
-        suffix: whether a file's suffix can ask for it. The first other one is what a name without a suffix asks for.
+        suffix: whether a file's suffix asks for it; otherwise it is a folder.
+        usual: whether a name without a suffix asks for it.
         folded: whether the model has its own parameters alone, in which adapters are folded.
     """
 
     write: Callable[[nn.Module, Path, Origin], None]
     suffix: bool = False
+    usual: bool = False
     folded: bool = True
 
 
@@ -107,14 +109,14 @@ def export_model(
 
 def _format_of(path: Path, asked: str | None) -> Format:
     """Return the format of a file. Raises FLError for one that cannot be written."""
-    formats = FORMATS | declared("fl.export", "FORMATS", Format)
+    formats = declared("fl.runs.export", "FORMATS", Format)
     folders = [name for name, one in formats.items() if not one.suffix]
-    kind = asked or path.suffix.removeprefix(".") or "".join(folders[:1])
+    usual = next((name for name, one in formats.items() if one.usual), "")
+    kind = asked or path.suffix.removeprefix(".") or usual
     if kind not in formats:
+        what = f"unknown format {kind!r}" if kind else "its name has no suffix"
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
-        raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(formats)}; name the file so, or give one{also}"
-        )
+        raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
     return formats[kind]

@@ -28,7 +28,7 @@ from fl.models.custom_model import LIBRARIES, Model, as_given
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
-from fl.settings import Config, earlier
+from fl.settings import Config, earlier, stored
 from fl.settings.config import RESUMABLE, plain
 from fl.settings.extensions import EXTENSIONS, model_change
 from surgery.files.whole import is_plain
@@ -265,7 +265,10 @@ def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = Fa
     try:
         net.load_state_dict(state | tied)
     except RuntimeError as error:
-        raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
+        with stored.in_folder(folder, resume=False) as text:
+            names = ", ".join(stored.missing(text))
+        why = f"it was made with {names}, which is not installed here; " if names else ""
+        raise FLError(f"{folder} holds another model: {why}{' '.join(str(error).split())}") from None
     return as_given(net)
 
 

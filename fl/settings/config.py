@@ -413,7 +413,7 @@ class Config:
                 "it names several methods or seeds, and a Config is one run: read it as an fl.Experiment, or take the "
                 "folder of one of its runs"
             )
-        for name in values.keys() & ALGORITHMS.keys() - {*methods}:
+        for name in [name for name in values if name in ALGORITHMS and name not in methods]:
             _log.warning("warning: section %s is ignored, since this run does not read it", name)
             del values[name]
         return cls().replace(algorithm=methods[0], seed=seeds[0], **values)

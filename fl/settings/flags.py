@@ -10,9 +10,10 @@ import tyro
 
 from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
 from fl.algorithms.method import KINDS as METHOD_KINDS
-from fl.base.console import program, refuse_import
+from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import (
+    About,
     Chosen,
     Rare,
     T,
@@ -39,20 +40,13 @@ def _about_methods() -> str:
     )
 
 
-try:
-    _ABOUT_METHODS = _about_methods()
-except FLError as error:  # one of the methods' files is broken
-    refuse_import(error)
-    raise
-
-
 @dataclass(frozen=True)
 class Command:
     """What a command runs, and where its runs lie."""
 
-    algorithm: Annotated[
-        tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), tyro.conf.arg(help=_ABOUT_METHODS)
-    ] = Experiment.algorithms
+    algorithm: Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), About(_about_methods)] = (
+        Experiment.algorithms
+    )
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"

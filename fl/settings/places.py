@@ -63,6 +63,9 @@ def check_names() -> None:
     """Raise FLError for an option of a partition, or an extension, that hides a setting."""
     for name, kind in KINDS.items():
         _check_partition(name, kind)
+    for name in _TAKEN - {*TOPICS}:  # there is a method `local`, which has no options
+        if OPTIONS.get(name) is not None:
+            raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
     for name in EXTENSIONS:
         if name in _TAKEN or OPTIONS.get(name) is not None:
             raise FLError(f"an extension cannot be called {name!r}, which is a setting or a method already: rename it")

@@ -249,8 +249,15 @@ def check_resumable(text: str) -> None:
         raise FLError(f"{earlier.say_gone(names)}; go on with the version that began the run")
     if "dataset" in values:  # outside of a topic
         raise FLError("an earlier version began this run: go on with that one, or start it again")
-    for name, section in values.items():
+    for section in values.values():
         if isinstance(section, dict) and SOURCE in section:
             method_named(section[SOURCE])  # which says what is missing
-        if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
-            raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
+    if names := missing(text):
+        raise FLError(f"this run was made with {names[0]}, which is not installed here: install it, and go on")
+
+
+def missing(text: str) -> list[str]:
+    """Name the sections of settings that belong to nothing that is installed here."""
+    known = (*TOPICS, *EXTENSIONS, *GROUPS, "method")
+    sections = [name for name, section in _mapping(text).items() if isinstance(section, dict)]
+    return [name for name in sections if name not in known and name not in ALGORITHMS]

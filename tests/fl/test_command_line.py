@@ -44,7 +44,7 @@ def test_every_command_is_in_the_table():
     modules = {
         ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file != ROOT / "fl/__main__.py"
     } - {"fl.__init__"}
-    assert {module for module, _ in cli.COMMANDS.values()} == modules | {"surgery.__main__", "zoo.__main__"}
+    assert {module for module, _ in cli.commands().values()} == modules | {"surgery.__main__", "zoo.__main__"}
 
 
 def test_the_version_is_that_of_the_installed_package(capsys):
@@ -60,7 +60,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert "python -m zoo   " in shown
     monkeypatch.setattr(sys, "argv", ["/usr/bin/layer-surgery"])
     shown = printed(capsys)
-    assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.COMMANDS]
+    assert [line.split()[1] for line in shown.splitlines()[:-2]] == [*cli.commands()]
     assert "usage: layer-surgery structure FOLDERS ..." in printed(capsys, "structure", "--help")
     assert cli.main(["rum"]) == 2
     assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
             assert len(line) + 1 + len(following.split()[0]) > width, (line, following)
 
 
-@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"deploy", "surgery", "zoo"}))
+@pytest.mark.parametrize("name", sorted(set(cli.commands()) - {"deploy", "surgery", "zoo"}))
 def test_help_begins_with_what_a_command_does(name, capsys):
     usage, about, *_ = printed(capsys, name, "--help").split("\n\n")
     assert usage.startswith("usage: ")

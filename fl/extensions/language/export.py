@@ -79,4 +79,4 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
     return {} if own and not start else {"base_model_name_or_path": name}
 
 
-FORMATS = {"hf": Format(_write_hf), "peft": Format(_write_peft, folded=False)}
+FORMATS = {"hf": Format(_write_hf, usual=True), "peft": Format(_write_peft, folded=False)}

@@ -1,6 +1,5 @@
 """Adapters of low rank as an extension: settings, what they ask of a method, and how they change the model."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,8 +16,6 @@ from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ra
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import Fleet
 from surgery import State
-
-_log = logging.getLogger("fl")
 
 
 def _check(config: Any) -> None:
@@ -37,14 +34,10 @@ def _needs(options: AdapterOptions) -> dict[str, str]:
 
 
 def _make(
-    create: Callable[..., nn.Module], config: Any, clients: int, device: torch.device, drawn: bool
+    create: Callable[..., nn.Module], config: Any, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
     options, rng = config.extensions["adapters"], Rng(config.seed)
     base = create(rng.torch("weights"))
-    if drawn:
-        _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
-    elif not options.train and getattr(base, "drawn", ()):
-        _log.warning("warning: --adapters.kind freezes the drawn layers as well: name them in --adapters.train")
     add = partial(adapted, base, options, base_changes=ALGORITHMS[config.method.name].base_changes)
     net, again = add(rng.torch("adapters")).to(device), partial(_again, add)
     if not options.ranks:
