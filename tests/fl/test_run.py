@@ -227,7 +227,7 @@ def test_a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_pat
     assert [f"{file.stem}.{name}" for file, name in passed] == [
         "run.main",
         "simulation.simulate",
-        "simulation._rounds",
+        "simulation._do_rounds",
         "round.one_round",
         "algorithm.round",
         "transport.run",
