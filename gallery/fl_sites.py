@@ -12,9 +12,8 @@ import fl
 rng, sites = np.random.default_rng(0), ["bern", "lima", "oslo", "quito"]
 owners = np.repeat(sites, 150)
 shift = np.repeat([[0.0, 0.0], [0.4, 0.2], [0.2, 0.6], [2.5, -1.0]], 150, axis=0)  # quito measures in another way
-y = rng.integers(0, 2, 600)
+y, test = rng.integers(0, 2, 600), np.arange(600) % 5 == 0
 x = rng.normal(size=(600, 2)) + 2 * y[:, None] + shift
-test = np.arange(600) % 5 == 0
 data = fl.Dataset.from_arrays(x[~test], y[~test], x[test], y[test], owners[~test], test_owners=owners[test])
 print(data)
 own, left_out = [], []
@@ -28,3 +27,4 @@ axis.bar(np.arange(4) - 0.2, own, 0.4, label="sites that trained, on their own t
 axis.bar(np.arange(4) + 0.2, left_out, 0.4, label="the site that was left out")
 axis.set(xticks=range(4), xticklabels=sites, xlabel="site left out", ylabel="accuracy", ylim=(0, 1.3))
 axis.legend(loc="upper center")
+plt.show()

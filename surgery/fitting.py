@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.names import joined, outwards
@@ -58,13 +58,35 @@ class Fit(NamedTuple):
         return str(self)
 
 
-def fitted(own: Mapping[str, Tensor], ties: Mapping[str, str], given: Mapping[str, Tensor], how: How) -> Fit:
+def packed(model: nn.Module) -> dict[str, int]:
+    """Return the tensors whose rows are several parts, gates or queries, keys and values, and how many parts.
+
+    >>> packed(nn.MultiheadAttention(4, 2))
+    {'in_proj_weight': 3, 'in_proj_bias': 3}
+    """
+    found = {}
+    for place, module in model.named_modules():
+        if isinstance(module, nn.RNNBase) and (parts := {"LSTM": 4, "GRU": 3}.get(module.mode)):
+            found |= {joined(place, name): parts for name, _ in module.named_parameters() if "_hr" not in name}
+        elif isinstance(module, nn.MultiheadAttention):
+            found |= {joined(place, name): 3 for name, _ in module.named_parameters() if name.startswith("in_proj")}
+    return found
+
+
+def fitted(
+    own: Mapping[str, Tensor],
+    ties: Mapping[str, str],
+    given: Mapping[str, Tensor],
+    how: How,
+    parts: Mapping[str, int],
+) -> Fit:
     """Return what of a state goes into a model; nothing is written.
 
     Args:
         own, given: the state of the model, and the state that is loaded, with or without data.
         ties: every name that the model has for a tensor of its state, and the name there.
         how: as `fit` of `surgery.load`.
+        parts: as `packed` of the model.
     """
     if how not in get_args(How):
         raise SurgeryError(f"unknown fit={how!r}: choose {' or '.join(get_args(How))}", code="argument")
@@ -87,6 +109,8 @@ def fitted(own: Mapping[str, Tensor], ties: Mapping[str, str], given: Mapping[st
             left[name] = used[found] = why
         elif not tensor.is_floating_point() and not tensor.is_complex():
             left[name] = used[found] = f"{why}, and a corner of whole numbers (an index, a mask) has no meaning"
+        elif name in parts and here[0] != there[0]:
+            left[name] = used[found] = f"{why}, and a corner would mix the {parts[name]} parts that its rows are"
         else:
             cut[name] = found, there, here
     if not taken and not cut:

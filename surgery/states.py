@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
-from surgery.fitting import Fit, How, fitted
+from surgery.fitting import Fit, How, fitted, packed
 from surgery.lazy import LazyState, metas
 from surgery.names import joined
 
@@ -197,7 +197,7 @@ def load(model, values, *, fit=None):
         held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         names = names_by_id(model)
         ties = {name: names[id(tensor)] for name, tensor in held if id(tensor) in names}
-        report = fitted(own, ties, known, fit)
+        report = fitted(own, ties, known, fit, packed(model))
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):

@@ -52,7 +52,7 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
         value: what is put behind them.
 
     Raises:
-        FLError: for sequences that are empty, or have no or other axes.
+        FLError: for sequences that are empty, have no or other axes, or differ in features.
 
     >>> pad([[1, 2, 3], [4]])
     {'x': array([[1, 2, 3],
@@ -69,6 +69,14 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
         if not one.size or one.dtype.kind not in "buif":
             raise FLError(f"sequence {k} is {one.dtype} {list(one.shape)}: give numbers, and leave empty ones out")
     shape = np.max([one.shape for one in arrays], axis=0)
+    for axis in range(1, len(shape)):
+        if any(one.shape[axis] != shape[axis] for one in arrays):
+            for k, one in enumerate(arrays):  # a sequence with a feature missing is no graph
+                if one.shape[axis] != len(one):
+                    raise FLError(
+                        f"sequence {k} has the shape {list(one.shape)}, and others end elsewhere on axis {axis}: give "
+                        "all as many features, or [n, n], such as adjacency matrices"
+                    )
     x = np.full((len(arrays), *shape), value, np.result_type(*{one.dtype for one in arrays}))
     for place, one in zip(x, arrays):
         place[tuple(map(slice, one.shape))] = one

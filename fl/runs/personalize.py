@@ -76,10 +76,11 @@ def personalize(
     """Give the model of a run to new clients, let each fine-tune it on its own samples, and test it before and after.
 
     A new client begins with what the method would send it: the global model; of methods whose clients keep a part of
-    the model, the others' part with the initial part of its own (of Local and FedProto, which send no model, all of it
-    is initial); of FeMAM the models that `fl.Pathways.join` chooses, whose logits add up and which it fine-tunes as
-    one. Of methods with several architectures it is the global one. It trains as the clients of the run do: with their
-    loss, optimizer and batches, at the learning rate of the run's last round. Nothing in the run folder changes.
+    the model, the others' part with the initial part of its own (of Local, FedProto and FedMD, which send no model,
+    all of it is initial); of FeMAM the models that `fl.Pathways.join` chooses, whose logits add up and which it
+    fine-tunes as one. Of methods with several architectures it is the global one, and of clients' own models (`model=`
+    of several) the first. It trains as the clients of the run do: with their loss, optimizer and batches, at the
+    learning rate of the run's last round. Nothing in the run folder changes.
 
     Args:
         run: a run folder, or the `fl.Run` that has left it.

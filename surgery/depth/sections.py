@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
+from surgery.copying import refuse_compiled
 from surgery.depth.order import follow
 from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential, shapes
 from surgery.errors import SurgeryError
@@ -65,6 +66,8 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
         raise SurgeryError(
             "a state cannot be run on an example: give the module, or leave the example out", code="argument"
         )
+    if isinstance(model, nn.Module):
+        refuse_compiled(model)
     root = as_module(model)
     beside: set[str] = set()
     while True:

@@ -187,3 +187,19 @@ def test_models_of_timm_take_each_others_backbone():
     head = {n for n in theirs.state_dict() if theirs.state_dict()[n].shape != ours.state_dict()[n].shape}
     assert set(fit.left) == head
     assert all(torch.equal(t, theirs.state_dict()[n]) for n, t in ours.state_dict().items() if n not in head)
+
+
+@pytest.mark.parametrize(
+    ("small", "full"),
+    [
+        (nn.Sequential(nn.LSTM(4, 3), nn.Linear(3, 2)), nn.Sequential(nn.LSTM(4, 6), nn.Linear(6, 2))),
+        (nn.Sequential(nn.GRU(4, 3), nn.Linear(3, 2)), nn.Sequential(nn.GRU(4, 6), nn.Linear(6, 2))),
+        (nn.MultiheadAttention(4, 2), nn.MultiheadAttention(8, 2)),
+    ],
+)
+def test_a_corner_of_packed_parts_is_left_since_it_would_mix_them(small, full):
+    _, fit = surgery.load(small, full.state_dict(), fit="corner")
+    packed = {name for name in small.state_dict() if name.startswith(("0.weight", "0.bias", "in_proj"))}
+    assert packed == {*fit.left}
+    _, fit = surgery.load(nn.LSTM(3, 3), nn.LSTM(4, 3).state_dict(), fit="corner")
+    assert "weight_ih_l0" in fit.cut  # fewer inputs are a corner of each gate

@@ -135,3 +135,11 @@ def test_a_block_with_another_name_elsewhere_is_no_hindrance():
     net = Listed(Named.block(), Named.block(), Named.block())
     net.first = net.blocks[0]
     assert len(surgery.ungraft(net, keep=[2], example=torch.zeros(1, 4))[0].blocks) == 2
+
+
+def test_a_compiled_block_among_others_is_named():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)))
+    model[2] = torch.compile(model[2])
+    for call in (surgery.sections, lambda net: surgery.graft(net, depths={"": 4})):
+        with refused("unsupported"):
+            call(model)

@@ -311,3 +311,10 @@ def test_what_is_behind_a_sequence_changes_nothing(more, tmp_path):
         fl.load_model(tmp_path / str(value), model=MeanOfSequence)(**data.example())
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert summary["final"]["accuracy"] > 0.7
+
+
+def test_graphs_are_padded_on_both_axes_and_a_sequence_with_a_feature_missing_is_none():
+    assert fl.data.pad([np.ones((2, 2)), np.ones((5, 5))])["x"].shape == (2, 5, 5)
+    assert fl.data.pad([np.ones((2, 3)), np.ones((5, 3))])["x"].shape == (2, 5, 3)
+    with pytest.raises(fl.FLError, match="sequence 0 has the shape"):
+        fl.data.pad([np.ones((2, 3)), np.ones((5, 5))])
