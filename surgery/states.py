@@ -96,7 +96,8 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
         raise SurgeryError(
             f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
             f"{type(values).__name__}"
-            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else ""),
+            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
+            + ("; optimizers follow by surgery.optimizers.follow" if hasattr(values, "param_groups") else ""),
             code="argument",
         )
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
