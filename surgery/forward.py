@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
 from surgery.errors import InternalError, SurgeryError, explained, first_line
+from surgery.names import named_modules
 from surgery.torch_private import BatchNorm, Dropout, Watch, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
     """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in named_modules(model, tied=True):
         for attribute, tensor in (
             *module._parameters.items(),
             *module._buffers.items(),
@@ -75,7 +76,7 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
     def leave(module, args, output):
         stack.pop()
 
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
 
         def enter(module, args, name=name):
             stack.append(name)
@@ -144,7 +145,7 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
     Args:
         own_draws: False where the body also takes batches of the caller's, who may draw them.
     """
-    flags = {module: module.training for module in model.modules()}
+    flags = {module: module.training for _, module in named_modules(model)}
     if any(type(module).train is not nn.Module.train for module in flags):
         model.train(training)
     else:

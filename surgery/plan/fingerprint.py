@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from surgery.names import named_modules
 from surgery.plain import is_plain
 
 _VERSION = "3:"  # the first characters of `structure`; hashes of other versions cannot be compared
@@ -35,7 +36,7 @@ def structure(model: nn.Module) -> str:
     >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
     False
     """
-    counted = ((name, m) for name, m in model.named_modules() if "drop" not in type(m).__name__.lower())
+    counted = ((name, m) for name, m in named_modules(model) if "drop" not in type(m).__name__.lower())
     return _VERSION + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from surgery.names import named_modules
 from surgery.width.axes import Kind
 from surgery.width.scales import Scales
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
@@ -152,7 +153,7 @@ def renewed(value: Any, sizes: Sizes) -> Any:
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
-    modules = dict(small.named_modules())
+    modules = dict(named_modules(small))
     for step in solution.steps:
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
         numbers = seen.setdefault(step.module, {**ends, "_heads": {}})

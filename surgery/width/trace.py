@@ -563,21 +563,33 @@ def _fix_without_rows(trace: Trace) -> None:
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
     """Return whether a pass in training mode has operations that the traced one in evaluation mode has not."""
     known = Counter((step.module, step.name) for step in trace.steps)
-    with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
-        call(model, example)
-    return bool(count.found - known)
+    with in_mode(model, training=True), watching(model) as where, _Surplus(where, known) as surplus:
+        try:
+            call(model, example)
+        except Exception:  # perhaps the code's own, raised from the one that ends the pass
+            if not surplus.found:
+                raise
+    return surplus.found
 
 
-class _Count(Watch):
-    """Counts the operations that are steps, by module and name."""
+class _Enough(Exception):
+    """Raised within a forward pass of which no more has to be seen."""
 
-    def __init__(self, where: list[str]):
+
+class _Surplus(Watch):
+    """Looks for an operation more than are known, by module and name, and ends the pass there."""
+
+    def __init__(self, where: list[str], known: Counter[tuple[str, str]]):
         super().__init__()
-        self.where, self.found = where, Counter()
+        self.where, self.left, self.found = where, known, False
 
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if is_step(operation):
-            self.found[self.where[-1], operation_name(operation)] += 1
+            key = self.where[-1], operation_name(operation)
+            self.left[key] -= 1
+            if self.left[key] < 0:
+                self.found = True
+                raise _Enough
 
 
 @contextmanager
