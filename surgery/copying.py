@@ -177,13 +177,15 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     if id(module) in memo or not _is_copied_plainly(kind):
         return copy.deepcopy(module, memo)
     twin = memo[id(module)] = kind.__new__(kind)
-    state: dict[str, Any] = {}
-    for name, value in vars(module).items():
+    state = vars(module).copy()
+    for name, value in state.items():
         kind = type(value)
-        if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
-            new = value
-        elif kind in _EMPTY and not value and name in _OWN:  # which modules do not share
+        if kind in _ATOMS:
+            continue
+        if kind in _EMPTY and not value and name in _OWN:  # which modules do not share
             new = kind()
+        elif kind is tuple and _ATOMS.issuperset(map(type, value)):
+            new = value
         elif name == _COMPILED:  # by `module.compile()`, for the original alone
             new = None
         elif id(value) in memo:

@@ -333,4 +333,12 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
 def ghost_of(model: nn.Module) -> nn.Module:
     """Return a copy on the meta device."""
     held = {id(tensor): tensor for _, tensor in named_tensors(model)}
-    return clone(model, {key: like(torch.empty_like(t, device="meta"), t) for key, t in held.items()})
+    return clone(model, {key: like(_on_meta(tensor), tensor) for key, tensor in held.items()})
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    """Return `empty_like` of a tensor on the meta device, where torch works out the strides of a copy in Python."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    if plain and tensor.is_contiguous():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta")

@@ -107,7 +107,7 @@ def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
     None unless all tensors, at least one, lie there.
     """
-    found: list[Any] = [func, torch.get_default_dtype(), *kwargs]
+    found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):
         for part in value if isinstance(value, list) else (value,):

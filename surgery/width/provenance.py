@@ -238,7 +238,9 @@ def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
         if not is_custom(module):
             continue
         for attribute, value in list(vars(module).items()):
-            if _is_numeric(value) and attribute not in _TORCH_S:
+            if attribute in _TORCH_S:
+                continue
+            if _is_numeric(value):
                 yield vars(module), attribute, Place(name, attribute)
             elif is_settings(value) and id(value) not in looked_at:
                 looked_at.add(id(value))
