@@ -76,6 +76,7 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
     def leave(module, args, output):
         stack.pop()
 
+    module: Any
     for name, module in named_modules(model):
 
         def enter(module, args, name=name):

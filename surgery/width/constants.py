@@ -105,9 +105,12 @@ def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, N
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
             found[module].add(parts_of(axis), only_changes=False)
+    known: dict[str, set[Axis]] = defaultdict(set)  # by module the axes of earlier steps
     for place, step in enumerate(solution.steps):
         sizes = found[step.module]
-        for axis in step.axes():
+        others = set(step.axes()) - known[step.module]
+        known[step.module] |= others
+        for axis in others:
             sizes.add(parts_of(axis), only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))

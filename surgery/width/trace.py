@@ -370,7 +370,7 @@ class _Follow(Operations):
         outputs = tensors_in(result)
         trace.touched.update(map(id, given))
         try:
-            learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
+            learnt = _learnt(trace, rule, bound, result, outputs) if rule else _not_followed(func, before, outputs)
             for tensor, found in zip(outputs, learnt.axes):
                 trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
         except RuleError:
@@ -422,17 +422,15 @@ def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
     return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
-def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> RuleResult:
-    """Return what a rule says, with axes for each result."""
+def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any, outputs: Sequence[Tensor]) -> RuleResult:
+    """Return what a rule says, with axes for each of a result's tensors."""
     found = rule.function(View(trace.axes_of, trace.learned), bound, result)
     learnt = found if isinstance(found, RuleResult) else RuleResult(found)
     if all(isinstance(axis, Axis) for axis in learnt.axes):
-        alike: Any = [learnt.axes for _ in tensors_in(result)]
+        alike: Any = [learnt.axes] * len(outputs)
         learnt = learnt._replace(axes=alike)
-    if len(learnt.axes) != len(tensors_in(result)):
-        raise InternalError(
-            f"it gives the axes of {len(learnt.axes)} results where there are {len(tensors_in(result))}"
-        )
+    if len(learnt.axes) != len(outputs):
+        raise InternalError(f"it gives the axes of {len(learnt.axes)} results where there are {len(outputs)}")
     return learnt
 
 
