@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surgery.errors import SurgeryError, first_line
+from surgery.names import named_modules
 
 
 def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
@@ -22,7 +23,7 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
     """
     tensors = {
         id(tensor): tensor
-        for module in model.modules()
+        for _, module in named_modules(model)
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None and name not in module._non_persistent_buffers_set
     }
@@ -47,7 +48,7 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
 def refuse_scripted(model: nn.Module) -> None:
     """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
-    _refuse_scripted(dict(model.named_modules()))
+    _refuse_scripted(dict(named_modules(model)))
 
 
 def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
@@ -61,7 +62,7 @@ def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
-    _refuse_compiled(dict(model.named_modules()))
+    _refuse_compiled(dict(named_modules(model)))
 
 
 def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
@@ -77,7 +78,7 @@ def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
 
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    named = dict(model.named_modules())
+    named = dict(named_modules(model))
     _refuse_compiled(named)
     modules = list(named.values())
     _refuse_scripted(named)
@@ -149,7 +150,7 @@ def _drop_caches(model: nn.Module) -> None:
 
     Modules that keep such results (timm's LeViT: the biases of its attention, by device) drop them when they are moved.
     """
-    for module in model.modules():
+    for _, module in named_modules(model):
         if _drops_caches(type(module)):
             module._apply(lambda tensor: tensor)
 
@@ -176,13 +177,15 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     if id(module) in memo or not _is_copied_plainly(kind):
         return copy.deepcopy(module, memo)
     twin = memo[id(module)] = kind.__new__(kind)
-    state: dict[str, Any] = {}
-    for name, value in vars(module).items():
+    state = vars(module).copy()
+    for name, value in state.items():
         kind = type(value)
-        if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
-            new = value
-        elif kind in _EMPTY and not value and name in _OWN:  # which modules do not share
+        if kind in _ATOMS:
+            continue
+        if kind in _EMPTY and not value and name in _OWN:  # which modules do not share
             new = kind()
+        elif kind is tuple and _ATOMS.issuperset(map(type, value)):
+            new = value
         elif name == _COMPILED:  # by `module.compile()`, for the original alone
             new = None
         elif id(value) in memo:
@@ -232,7 +235,7 @@ def like(value: Tensor, tensor: Tensor) -> Tensor:
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
     """Replace the original tensors (by id) by new ones wherever they are registered."""
     made: dict[int, Tensor] = {}
-    modules = list(model.modules())
+    modules = [module for _, module in named_modules(model)]
     for module in modules:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:

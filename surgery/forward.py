@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
 from surgery.errors import InternalError, SurgeryError, explained, first_line
+from surgery.names import named_modules
 from surgery.torch_private import BatchNorm, Dropout, Watch, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
     """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in named_modules(model, tied=True):
         for attribute, tensor in (
             *module._parameters.items(),
             *module._buffers.items(),
@@ -75,7 +76,8 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
     def leave(module, args, output):
         stack.pop()
 
-    for name, module in model.named_modules():
+    module: Any
+    for name, module in named_modules(model):
 
         def enter(module, args, name=name):
             stack.append(name)
@@ -144,7 +146,7 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
     Args:
         own_draws: False where the body also takes batches of the caller's, who may draw them.
     """
-    flags = {module: module.training for module in model.modules()}
+    flags = {module: module.training for _, module in named_modules(model)}
     if any(type(module).train is not nn.Module.train for module in flags):
         model.train(training)
     else:
@@ -332,4 +334,12 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
 def ghost_of(model: nn.Module) -> nn.Module:
     """Return a copy on the meta device."""
     held = {id(tensor): tensor for _, tensor in named_tensors(model)}
-    return clone(model, {key: like(torch.empty_like(t, device="meta"), t) for key, t in held.items()})
+    return clone(model, {key: like(_on_meta(tensor), tensor) for key, tensor in held.items()})
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    """Return `empty_like` of a tensor on the meta device, where torch works out the strides of a copy in Python."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    if plain and tensor.is_contiguous():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta")

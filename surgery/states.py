@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from surgery.errors import SurgeryError
 from surgery.fitting import Fit, How, fitted, packed
 from surgery.lazy import LazyState, metas
-from surgery.names import joined
+from surgery.names import joined, named_modules
 
 State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
@@ -29,7 +29,7 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
     Each tensor appears once: with the first module that has it as a parameter, or if none has, as a buffer.
     Non-persistent buffers are left out, as in state dicts.
     """
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     parameters = {id(p) for module in modules.values() for p in module._parameters.values()}
     seen: set[int] = set()
     for module_name, module in modules.items():
@@ -68,7 +68,7 @@ def state(model: nn.Module) -> State:
             f"state takes the state of a module, not of a {type(model).__name__}: {hint}", code="argument"
         )
     registered = set()
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in named_modules(model, tied=True):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if is_lazy(tensor):
                 raise SurgeryError(

@@ -107,15 +107,18 @@ def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
     None unless all tensors, at least one, lie there.
     """
-    found: list[Any] = [func, torch.get_default_dtype(), *kwargs]
+    found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):
         for part in value if isinstance(value, list) else (value,):
-            if isinstance(part, Tensor):
-                if type(part) not in (Tensor, Parameter) or not part.is_meta or part.layout is not torch.strided:
+            kind = type(part)
+            if kind is Tensor or kind is Parameter:
+                if not part.is_meta or part.layout is not torch.strided:
                     return None
                 on_meta = True
                 found += (part.shape, part.stride(), part.dtype)
+            elif isinstance(part, Tensor):
+                return None
             else:
                 found.append(part)
         found.append(type(value))  # 1 is equal to True and 1.0

@@ -54,34 +54,26 @@ def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: A
 
     Plans come from files: they may change sizes, heads, scales and settings, but no code and no tensor.
     """
-    action = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
+
+    def refused(why: str, to: bool = False) -> SurgeryError:
+        where, becomes = f"module {module!r}" if module else "the model", f" to {value!r}" if to else ""
+        return SurgeryError(f"the plan sets {attribute!r} of {where}{becomes}{why}", code="plan")
+
     *path, last = attribute.split(".")
     for name in path:
         owner = vars(owner).get(name)
         if owner is None or isinstance(owner, nn.Module | Tensor | type) or callable(owner) or is_plain(owner):
-            raise SurgeryError(
-                f"{action}, but {name!r} is no configuration there: the plan is not of this model", code="plan"
-            )
-    if isinstance(owner, nn.Module) and last in _TORCH_ATTRIBUTES:
-        raise SurgeryError(
-            f"{action}, which torch keeps there for itself: the plan was not made by this package", code="plan"
-        )
+            raise refused(f", but {name!r} is no configuration there: the plan is not of this model")
+    if last in _TORCH_ATTRIBUTES and isinstance(owner, nn.Module):
+        raise refused(", which torch keeps there for itself: the plan was not made by this package")
     kind = getattr(type(owner), last, None)
     stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
-    if last.startswith("__") or not stored or not is_plain(_held(owner, last)):
-        raise SurgeryError(
-            f"{action}, which is no number, text or truth value there: the plan is not of this model", code="plan"
-        )
+    if last.startswith("__") or not stored or not is_plain(old := _held(owner, last)):
+        raise refused(", which is no number, text or truth value there: the plan is not of this model")
     if not is_plain(value):
-        raise SurgeryError(
-            f"{action} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them",
-            code="plan",
-        )
-    if not is_like(old := _held(owner, last), value):
-        raise SurgeryError(
-            f"{action} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind",
-            code="plan",
-        )
+        raise refused(": an attribute becomes a number, a text, a truth value or a list of them", to=True)
+    if not is_like(old, value):
+        raise refused(f", which is no value like the {old!r} there: a plan changes values, not their kind", to=True)
 
 
 _TORCH_ATTRIBUTES = vars(nn.Module()).keys()
@@ -152,6 +144,10 @@ _EDITS: dict[str, Callable[..., None]] = {
     "skip": skip,
     "unchain": unchain,
 }
+
+
+KEEP_NAMES = {"set", "slice", "fill"}
+"""Edits after which a model's modules and the tensors of its state are those that they were."""
 
 
 def _like(old: Any, value: Any) -> Any:

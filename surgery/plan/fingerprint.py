@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from surgery.names import named_modules
 from surgery.plain import is_plain
 
 _VERSION = "3:"  # the first characters of `structure`; hashes of other versions cannot be compared
@@ -35,7 +36,7 @@ def structure(model: nn.Module) -> str:
     >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
     False
     """
-    counted = ((name, m) for name, m in model.named_modules() if "drop" not in type(m).__name__.lower())
+    counted = ((name, m) for name, m in named_modules(model) if "drop" not in type(m).__name__.lower())
     return _VERSION + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
 
 
@@ -62,15 +63,21 @@ def settings(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, nn.ParameterDict | nn.ParameterList):
         return {name: None if p is None else tuple(p.shape) for name, p in module._parameters.items()}
     kind: Any = type(module)
-    arguments, defaults = _arguments(kind), _torch_defaults(kind)
+    arguments, defaults, held = _arguments(kind), _torch_defaults(kind), vars(module)
+    named = sorted(name for name in held if _is_setting(name, name in arguments))
     return {
         name: value
-        for name, value in sorted(vars(module).items())
-        if (name in arguments or _COUNTS.search(name))
-        and not (name.startswith("_") or name in _IGNORED or _SWITCHES.search(name))
-        and is_plain(value, keys=str | int)
+        for name in named
+        if is_plain(value := held[name], keys=str | int)
         and not (name in defaults and type(defaults[name]) is type(value) and defaults[name] == value)
     }
+
+
+@functools.cache
+def _is_setting(name: str, is_argument: bool) -> bool:
+    """Return whether an attribute of this name may be a setting."""
+    aside = name.startswith("_") or name in _IGNORED or bool(_SWITCHES.search(name))
+    return not aside and (is_argument or bool(_COUNTS.search(name)))
 
 
 @functools.cache

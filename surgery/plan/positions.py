@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from surgery.errors import SurgeryError
 from surgery.transfer import upload
@@ -129,6 +130,11 @@ def repeats(index: Index) -> bool:
 
 def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
     """Return a copy of the elements at an index. The tensor has `lead` further axes in front."""
+    plain = type(full) in (Tensor, Parameter) and full.layout is torch.strided and not full.is_quantized
+    has_history = full.requires_grad and torch.is_grad_enabled()
+    if full.is_meta and plain and full.is_contiguous() and not has_history:  # a form alone, without views
+        shape = [size if runs is None else sum(b - a for a, b in runs) for size, runs in zip(full.shape[lead:], index)]
+        return full.new_empty((*full.shape[:lead], *shape))
     copied = False
     for axis, runs in enumerate(index, lead):
         if runs is not None:

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from surgery.copying import copy_sharing, renew_computed, replace_tensors
+from surgery.copying import clone, copy_sharing, like, renew_computed, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
-from surgery.plan.edits import apply_edit
+from surgery.plan.edits import KEEP_NAMES, apply_edit
 from surgery.plan.fingerprint import fingerprint, has_structure
 from surgery.plan.positions import (
     Index,
@@ -341,7 +341,15 @@ class Plan:
 
     def built(self, full: nn.Module) -> nn.Module:
         """Do the same as `build`, without its checks: for the model that the plan was made from."""
-        values = self.extract(state(full))
+        held = {name: tensor for _, _, owned in owners(full) for name, tensor in owned.items()}
+        with torch.no_grad():
+            values = {n: take(held[s.name], s.index) for n, (s, *_) in self.entries.items()}
+        if held.keys() == values.keys() and all(edit.get("do") in KEEP_NAMES for edit in self.edits):
+            small = clone(full, {id(tensor): like(values[name], tensor) for name, tensor in held.items()})
+            for edit in self.edits:
+                apply_edit(small, edit)
+            renew_computed(small)
+            return small
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)

@@ -6,6 +6,7 @@ takes two widths of one size for one, or cannot do with fewer positions there. T
 No value changes once it is made.
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -168,6 +169,7 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
     yield here
     message = here.outcome.message if isinstance(here.outcome, Divergence) else ""
     while isinstance(stuck := here.outcome, Divergence):
+        gc.collect(1)  # copies of the model that earlier attempts have left
         further = _first_further(here, stuck)
         if further is None:
             known = _with_whole(here, stuck, None)

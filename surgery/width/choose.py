@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
-from surgery.names import hint, matches
+from surgery.names import hint, matches, named_modules
 from surgery.width import axes
 from surgery.width.axes import Kind, Why, lost, role
 from surgery.width.plan import runs_of
@@ -145,7 +145,7 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
         or not all(isinstance(pattern, str) for pattern in demand.keep)
     ):
         raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}", code="argument")
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    names = [name for name, _ in named_modules(model, tied=True)]
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):
             raise SurgeryError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from surgery.names import named_modules
 from surgery.width.axes import Kind
 from surgery.width.scales import Scales
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
@@ -104,9 +105,12 @@ def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, N
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
             found[module].add(parts_of(axis), only_changes=False)
+    known: dict[str, set[Axis]] = defaultdict(set)  # by module the axes of earlier steps
     for place, step in enumerate(solution.steps):
         sizes = found[step.module]
-        for axis in step.axes():
+        others = set(step.axes()) - known[step.module]
+        known[step.module] |= others
+        for axis in others:
             sizes.add(parts_of(axis), only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
@@ -152,7 +156,7 @@ def renewed(value: Any, sizes: Sizes) -> Any:
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
-    modules = dict(small.named_modules())
+    modules = dict(named_modules(small))
     for step in solution.steps:
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
         numbers = seen.setdefault(step.module, {**ends, "_heads": {}})

@@ -134,8 +134,9 @@ def narrow(
     rate, rates = parsed(1.0 if width is None else width)
     demand = checked(model, Demand(rate, rates, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores, positions=positions)
-    attempt = final(request)
-    return finish(attempt), attempt.plan
+    with uncollected():
+        attempt = final(request)
+        return finish(attempt), attempt.plan
 
 
 def _check_one(**ways: Any) -> None:
@@ -189,8 +190,10 @@ def _run_with_user_rules(attempt: Attempt, small: nn.Module) -> None:
     """
     model, example, seen, solution = attempt.request.model, attempt.request.example, attempt.seen, attempt.solution
     rules = sorted({rule.name for rule in registry.RULES.values() if rule.taught} & {s.name for s in solution.steps})
+    if not rules or not seen.on_meta:
+        return
     tensors = (*tensors_in(example), *(tensor for _, tensor in named_tensors(model)))
-    if not rules or not seen.on_meta or any(tensor.is_meta for tensor in tensors):
+    if any(tensor.is_meta for tensor in tensors):
         return
     difference = difference_where_it_is(small, solution, attempt.chosen.choice, example)
     if difference and not (of_full := difference_where_it_is(model, solution, {}, example)):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from surgery.names import named_modules
 from surgery.plain import is_settings
 
 Number: TypeAlias = int | float
@@ -233,11 +234,13 @@ def is_custom(module: nn.Module) -> bool:
 def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
     """Yield (the dict that holds it, its key, its place) of each number or list of numbers in attributes."""
     looked_at: set[int] = set()  # modules share their configuration
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if not is_custom(module):
             continue
         for attribute, value in list(vars(module).items()):
-            if _is_numeric(value) and attribute not in _TORCH_S:
+            if attribute in _TORCH_S:
+                continue
+            if _is_numeric(value):
                 yield vars(module), attribute, Place(name, attribute)
             elif is_settings(value) and id(value) not in looked_at:
                 looked_at.add(id(value))

@@ -370,7 +370,7 @@ class _Follow(Operations):
         outputs = tensors_in(result)
         trace.touched.update(map(id, given))
         try:
-            learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
+            learnt = _learnt(trace, rule, bound, result, outputs) if rule else _not_followed(func, before, outputs)
             for tensor, found in zip(outputs, learnt.axes):
                 trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
         except RuleError:
@@ -422,17 +422,15 @@ def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
     return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
-def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> RuleResult:
-    """Return what a rule says, with axes for each result."""
+def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any, outputs: Sequence[Tensor]) -> RuleResult:
+    """Return what a rule says, with axes for each of a result's tensors."""
     found = rule.function(View(trace.axes_of, trace.learned), bound, result)
     learnt = found if isinstance(found, RuleResult) else RuleResult(found)
     if all(isinstance(axis, Axis) for axis in learnt.axes):
-        alike: Any = [learnt.axes for _ in tensors_in(result)]
+        alike: Any = [learnt.axes] * len(outputs)
         learnt = learnt._replace(axes=alike)
-    if len(learnt.axes) != len(tensors_in(result)):
-        raise InternalError(
-            f"it gives the axes of {len(learnt.axes)} results where there are {len(tensors_in(result))}"
-        )
+    if len(learnt.axes) != len(outputs):
+        raise InternalError(f"it gives the axes of {len(learnt.axes)} results where there are {len(outputs)}")
     return learnt
 
 
@@ -563,21 +561,33 @@ def _fix_without_rows(trace: Trace) -> None:
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
     """Return whether a pass in training mode has operations that the traced one in evaluation mode has not."""
     known = Counter((step.module, step.name) for step in trace.steps)
-    with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
-        call(model, example)
-    return bool(count.found - known)
+    with in_mode(model, training=True), watching(model) as where, _Surplus(where, known) as surplus:
+        try:
+            call(model, example)
+        except Exception:  # perhaps the code's own, raised from the one that ends the pass
+            if not surplus.found:
+                raise
+    return surplus.found
 
 
-class _Count(Watch):
-    """Counts the operations that are steps, by module and name."""
+class _Enough(Exception):
+    """Raised within a forward pass of which no more has to be seen."""
 
-    def __init__(self, where: list[str]):
+
+class _Surplus(Watch):
+    """Looks for an operation more than are known, by module and name, and ends the pass there."""
+
+    def __init__(self, where: list[str], known: Counter[tuple[str, str]]):
         super().__init__()
-        self.where, self.found = where, Counter()
+        self.where, self.left, self.found = where, known, False
 
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if is_step(operation):
-            self.found[self.where[-1], operation_name(operation)] += 1
+            key = self.where[-1], operation_name(operation)
+            self.left[key] -= 1
+            if self.left[key] < 0:
+                self.found = True
+                raise _Enough
 
 
 @contextmanager
