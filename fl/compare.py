@@ -115,12 +115,12 @@ def run(arguments: Arguments) -> int:
     out, html = arguments.out, arguments.html
     if arguments.every is not None and (html is None or not 0 < arguments.every < math.inf):
         raise FLError("--every is a number of seconds above 0 after which --html FILE is written again: give both")
+    if html is not None:
+        if out is not None:
+            check_new(out)  # before a page is written that may take until all runs end
+        text = write_page(arguments)
     if html is None or out is not None:
         out = out or Path("comparison.png")
-        check_new(out)
-    if html is not None:
-        text = write_page(arguments)
-    if out is not None:
         text = compare(arguments.folders, out, arguments.against, arguments.target, fitted, new=True)
     print(text)
     print("\n" + "\n".join(f"{what}: {file}" for what, file in (("figure", out), ("page", html)) if file))

@@ -111,7 +111,7 @@ REFUSED = [
     ("export RUN model", "a folder is for models of transformers"),
     ("export RUN taken.pt", "exists already"),
     ("export RUN nowhere/model.pt", "there is no folder"),
-    ("export RUN model.onnx", "unknown format 'onnx': there are pt, safetensors, hf, peft"),
+    ("export RUN model.onnx", "unknown format 'onnx': there are hf, peft, pt, safetensors"),
     ("export RUN model.pt --client 4", "there are clients 0 to 3"),
     ("surgery inspect torchvision:resnet18 --width nan", "width"),
     ("surgery inspect torchvision:resnet18 --input 3,99999999,99999999", "--input"),
