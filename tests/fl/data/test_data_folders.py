@@ -185,5 +185,5 @@ def test_tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch)
     assert torch.equal(loaded.x, data.load("tiny-imagenet", tiny).x)
 
     monkeypatch.setattr(tiny_imagenet, "URL", (tmp_path / "nowhere.zip").as_uri())
-    with pytest.raises(FLError, match=r"missing .*wnids.txt, .*val_annotations.txt; download failed .*comes from"):
+    with pytest.raises(FLError, match=r"missing .*wnids.txt, .* and 2 more; download failed .*comes from"):
         data.load("tiny-imagenet", tmp_path / "empty")
