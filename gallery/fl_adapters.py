@@ -21,7 +21,7 @@ for batch in torch.randint(1400, (400, 64), generator=torch.Generator().manual_s
 ways = {"FedIT": ("fedavg", "both"), "FFA-LoRA": ("fedavg", "b"), "FlexLoRA": ("flexlora", "both")}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for label, (method, learn) in ways.items():
-    config = fl.Config.of(algorithm=method, rounds=15, lr=0.01, adapters=fl.AdapterOptions("lora", rank=4, learn=learn))
+    config = fl.Config.of(algorithm=method, rounds=15, lr=0.01, adapters={"kind": "lora", "rank": 4, "learn": learn})
     rows: list = []
     fl.simulate(config, f"runs/adapters-{label}", model=base, on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%} right, {rows[-1]['bytes_up'] / 1000:.1f} kB a round from each client")
