@@ -48,7 +48,9 @@ def femam(figure: Figure) -> None:
 def fedfa(figure: Figure) -> None:
     """The paper's range of ratios as a bar, ours as a point."""
     rows = [one for one in found("fedfa.smaller.") if one.cell.comparisons[0].kind == "ratio"]
-    axis = prepared(figure, [one.cell.id.removeprefix("fedfa.smaller.") for one in rows], "FedFA's by the rival's")
+    axis = prepared(
+        figure, [one.cell.id.removeprefix("fedfa.smaller.") for one in rows], "FedFA's accuracy divided by the rival's"
+    )
     for at, one in enumerate(rows):
         for number, (comparison, values) in enumerate(zip(one.cell.comparisons, one.values)):
             if len(values) == len(comparison.arms):

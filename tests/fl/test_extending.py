@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fl_flags import TINY
+from torch import nn
 
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedavg import METHOD as fedavg
@@ -28,6 +29,7 @@ from fl.base.errors import FLError
 from fl.base.plugins import declared
 from fl.data import LOADERS
 from fl.partition import KINDS, Kind
+from fl.settings.extensions import EXTENSIONS, model_change
 from fl.settings.places import check_names
 
 ROOT = Path(__file__).parents[2]
@@ -269,27 +271,69 @@ def extended(copied, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_extensions_the_command_works(tmp_path):
-    """Methods of the three papers, and resuming; the flags are gone with the files."""
-    shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("extensions", "__pycache__"))
+@pytest.mark.parametrize(
+    ("gone", "asked"),
+    [
+        ("extensions", 'main([*flags, "--attack.share", "0.2"])'),
+        ("language", 'main([*flags, "--adapters.kind", "lora"])'),
+        ("flower", 'import_module("fl.__main__").main(["deploy"])'),
+    ],
+)
+def test_without_extensions_the_command_works(gone, asked, tmp_path):
+    """Methods of the three papers, and resuming; flags and commands are gone with the files."""
+    shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns(gone, "__pycache__"))
     flags = [*TINY, "--rounds", "2", "--out", str(tmp_path), "--name", "mine"]
     script = f"""
 import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in str(one).lower()]  # finds what is installed
+from importlib import import_module
 from fl.run import main
+flags = {flags}
 sys.exit(
-    main({flags} + ["--algorithm", "fedmr,femam,fedfa"])
+    main([*flags, "--algorithm", "fedmr,femam,fedfa"])
     or main(["--resume", "{tmp_path}/mine", "--rounds", "3"])
-    or main({flags} + ["--attack.share", "0.2"])
+    or {asked}
 )
 """
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     command = [sys.executable, "-c", script]
     ended = subprocess.run(command, cwd=tmp_path, env={**os.environ, **path}, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
-    assert "attack" in ended.stderr
+    assert {"extensions": "attack", "language": "adapters", "flower": "deploy"}[gone] in ended.stderr
     for method in ("fedmr", "femam", "fedfa"):
         assert len((tmp_path / f"mine/{method}-seed0/metrics.csv").read_text().splitlines()) == 4
+
+
+def test_a_folder_of_extensions_adds_to_rooms(copied, fresh, tmp_path):
+    folder = tmp_path / "fl/extensions/mine"
+    (folder / "algorithms").mkdir(parents=True)
+    for name, text in {
+        "__init__": "",
+        "algorithms/__init__": "",
+        "algorithms/same": "from fl.algorithms.fedavg import fedavg\nfrom fl.algorithms.method import Method\n"
+        "def same(fed):\n    return fedavg(fed)\nMETHOD = Method(same)\n",
+        "data": "from fl.data.loader import Loader\nLOADERS = {'few': Loader(lambda root, download: None)}\n",
+        "commands": "COMMANDS = {'mine': ('fl.extensions.mine.run', 'Do it')}\n",
+        "export": "from fl.runs.export import Format\n"
+        "FORMATS = {'coreml': Format(lambda net, path, origin: path.write_text('a model'))}\n",
+    }.items():
+        (folder / f"{name}.py").write_text(text)
+    assert Path(copied().__file__).is_relative_to(tmp_path)
+    assert fresh("fl.algorithms").ALGORITHMS["same"].name == "same"
+    assert "few" in fresh("fl.data").LOADERS
+    assert fresh("fl.__main__").commands()["mine"][1] == "Do it"
+    export = fresh("fl.runs.export").export_model
+    assert export(nn.Linear(1, 1), tmp_path / "model", format="coreml").read_text() == "a model"
+    with pytest.raises(fresh("fl.base.errors").FLError):  # without a suffix it is hf's, as without the folder
+        export(nn.Linear(1, 1), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_extension_changes_the_model(monkeypatch):
+    monkeypatch.setitem(EXTENSIONS, "second", EXTENSIONS["adapters"])
+    assert model_change(["attack", "second"])[0] == "second"
+    with pytest.raises(FLError, match="--adapters and --second"):
+        model_change(["adapters", "second"])
 
 
 @pytest.mark.slow
