@@ -1,8 +1,8 @@
 """Attempts to make a model narrower, until one runs as predicted.
 
 Each traces the model, solves the trace, chooses positions, makes the plan of them and checks the model that it builds,
-all with what is known by then. Where the narrow model does something else, that shows what the trace did not: code
-takes two widths of one size for one, or cannot do with fewer positions there. The next attempt begins anew with that.
+all with what is known by then. If the narrow model does something else than predicted, that shows what the trace did
+not: code takes two widths of one size for one, or needs all positions there. The next attempt starts from that.
 No value changes once it is made.
 """
 
@@ -34,7 +34,7 @@ from surgery.width.steps import alike, numbered, same_code
 from surgery.width.trace import Trace, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
-_MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
+_MOST_WHOLE = 8  # operations around which widths keep their size because the narrow model does not run
 
 
 class Place(NamedTuple):
@@ -83,7 +83,7 @@ class Constraints:
 
     Attributes:
         couplings: axes that are one width for the code.
-        whole: by number of a step, and of one of its axes (None: all), why they stay whole there.
+        whole: by number of a step and of one of its axes (None: all), why these axes keep their size there.
     """
 
     couplings: tuple[Coupling, ...] = ()
@@ -109,7 +109,7 @@ class Attempt:
 
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
-        """The hidden widths that stay whole although they were to shrink."""
+        """The hidden widths that keep their size although they were to shrink."""
         return stayed_whole(self.solution, self.demand, self.chosen)
 
     @cached_property
@@ -143,7 +143,7 @@ class Attempt:
         return with_configuration(seen.model, self.checked.plan, self.solution, self.chosen.choice, seen.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
-        """Return whether the narrow model runs further, with no more widths that stay whole."""
+        """Return whether the narrow model runs further, with no more widths that keep their size."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
@@ -160,7 +160,8 @@ def final(request: Request) -> Attempt:
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
     """Yield attempts, each further than the one before, until the narrow model runs as predicted.
 
-    If no coupling and no other digit brings it further, the widths around the operation where it is stuck stay whole.
+    If no coupling and no other digit brings it further, the widths around the operation where it is stuck keep their
+    size.
 
     Raises:
         SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
@@ -173,7 +174,7 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
         further = _first_further(here, stuck)
         if further is None:
             known = _with_whole(here, stuck, None)
-            if known == here.known:  # these widths stay whole already, so it is those of all of the module
+            if known == here.known:  # these keep their size already, so all widths of the module do
                 known = _with_whole(here, stuck, None, everywhere=True)
             if request.strict or known == here.known or len(here.known.whole) >= _MOST_WHOLE:
                 raise SurgeryError(message, code="run")
@@ -241,7 +242,7 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
     """Yield axes of one size that shrink differently, of what a step's module sees: its code may take them for one
     width.
 
-    First those of the step itself with others, the shortest first (a head's share of queries and of values); then the
+    First the step's own axes with others, the shortest first (a head's share of queries and of values); then the
     longest two (a head's share computed from the input's channels), and all axes that are as long as these.
     """
     step, choice = here.solution.steps[number], here.chosen.choice
@@ -292,9 +293,9 @@ def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
 
 
 def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """Return what is known if an axis of the step where an attempt is stuck stays whole, or all of them.
+    """Return what is known if an axis of the step where an attempt is stuck keeps its size, or all of them.
 
-    With `everywhere` all of every step of its module, but for those of the model itself.
+    With `everywhere` all axes of every step of its module keep their size, but not of steps of the model itself.
     """
     steps, whole = here.solution.steps, here.known.whole
     why = lost(f"the code there does not run with fewer: {stuck.difference}")

@@ -23,9 +23,10 @@ def attribute_values(
 ) -> list[Values]:
     """Return new values of attributes, in the order in which the narrow model is to be run with them.
 
-    Operations have shown of which axis a number is the size, or what it scales. A label is a number that no operation
-    takes: it follows where it says how wide its module is. A number that the code compared with another one may be the
-    size of a width, or of an image; and as a label may be as large as a width by chance, the last values have none.
+    Operations have shown which axis has a number as its size, or what the number scales. A label is a number that no
+    operation takes: it follows where it says how wide its module is. A number that the code compared with another one
+    may be the size of a width, or of an image; and as a label may be as large as a width by chance, the last values
+    have none.
 
     Args:
         scales, by_module: what numbers become that scale sums, and by module what others do, see `new_sizes`.

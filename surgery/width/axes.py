@@ -3,7 +3,7 @@
 An axis is one of three things:
 - an *atom*: n positions about which nothing more is known;
 - a *product* of digits, as in a mixed radix number: `reshape(B, N, 3, heads, dim)` shows that an axis of
-  3 * heads * dim positions has three digits, the last of which changes fastest;
+  3 * heads * dim positions has three digits, and the last changes fastest;
 - a *sum* of terms, one after the other: `cat` makes one, and `split` or slicing shows one.
 
 `unify` says that two axes are the same, position by position; their digits and terms are then refined until they
@@ -53,7 +53,7 @@ def lost(text: str) -> Why:
 
 
 def picked(text: str) -> Why:
-    """Return the network tells positions apart by their number, their order or by data."""
+    """Return whether the network tells positions apart by their number, their order or by data."""
     return Why(Kind.PICKED, text)
 
 
@@ -68,7 +68,7 @@ def place(text: str) -> Why:
 
 
 def firmest(*reasons: Why | None) -> Why | None:
-    """Return the reason that counts, the first of those of the highest kind; None if there is none.
+    """Return the reason that counts, the first of the highest kind; None if there is none.
 
     >>> firmest(None, lost("no rule for it"), role("a window slides over it")).text
     'a window slides over it'
@@ -131,7 +131,7 @@ def concatenation(terms: list[Axis]) -> Axis:
 
 
 def digits(axis: Axis) -> list[Axis]:
-    """Return the digits of an axis, those of nested products included; a sum is one digit."""
+    """Return the digits of an axis, with the digits of nested products; a sum is one digit."""
     axis = find(axis)
     if axis.kind == "product":
         return [digit for part in axis.parts for digit in digits(part)]
@@ -139,7 +139,7 @@ def digits(axis: Axis) -> list[Axis]:
 
 
 def terms(axis: Axis) -> list[Axis]:
-    """Return the terms of an axis, those of nested sums included; a product is one term."""
+    """Return the terms of an axis, with the terms of nested sums; a product is one term."""
     axis = find(axis)
     if axis.kind == "sum":
         return [term for part in axis.parts for term in terms(part)]
@@ -363,7 +363,7 @@ def _as_sum(axis: Axis, at: int) -> None:
     """Turn a product into a sum with a boundary at this position, or where that is inside of the rest, near it.
 
     A boundary between positions of the first digit divides that digit: (a + b) * rest is a * rest + b * rest. Another
-    one falls into the rest after some position of the first digit, whose parts are then used one by one.
+    one falls into the rest after some position of the first digit; its parts are then used one by one.
     """
     first, *others = digits(axis)
     rest = axis.size // first.size

@@ -108,7 +108,7 @@ def checked_plan(
 
 
 def _filled(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
-    """Return what tensors of one number are filled with: those of which all steps that take them ask the same."""
+    """Return what tensors of one number are filled with, if all steps that take the tensor ask for the same."""
     asked: dict[tuple[str, str], dict[int, set[float | None]]] = {}
     for one in scalings:
         if one.held is not None:
@@ -201,7 +201,7 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
 
 
 def splits_interleaved(step: Step[Axis]) -> bool:
-    """Return whether an operation divides an axis of several parts of which one is interleaved from parts of its own.
+    """Return whether an operation divides an axis of several parts, one of them interleaved from parts of its own.
 
     The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
     """

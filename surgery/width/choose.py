@@ -52,12 +52,12 @@ class Demand:
         rate: the share of every width that stays.
         rates: for widths that modules of these names make another share, or (int) the number of positions of each axis
             that they make; the first pattern that matches counts.
-        keep: names of modules whose tensors stay whole.
+        keep: names of modules whose tensors keep their size.
         heads: whether attention shrinks inside of its heads, or loses heads.
         rounding: from a share to the number of positions that stay; or what that number is a multiple of.
         pick: which ones stay.
         numbers: how many positions of each of some widths stay, if that is not their share.
-        choice: the positions that stay, if the caller gives them; what has none stays whole.
+        choice: the positions that stay, if the caller gives them; a width without any keeps its size.
         made: the length of the axis that a module makes, by module and each of its atoms; for numbers of positions.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
@@ -75,7 +75,7 @@ class Demand:
     made: Mapping[tuple[str, Atom], int] = field(default_factory=dict)
 
     def along(self, solution: Solution) -> "Demand":
-        """Return the same demand of a model whose axes are known."""
+        """Return the same demand for a model with known axes."""
         if not any(isinstance(rate, int) for rate in self.rates.values()):
             return self
         made: dict[tuple[str, Atom], int] = {}
@@ -85,7 +85,7 @@ class Demand:
         return replace(self, made=made)
 
     def wanted(self, atom: Atom, size: int | None = None) -> int:
-        """Return how many positions of an atom stay; with `size`, how many of so many that shrink with it."""
+        """Return how many positions of an atom stay; with `size`, how many of `size` positions that shrink with it."""
         size = atom.size if size is None else size
         if not self.rates:
             return self.share(size, self.rate)
@@ -237,7 +237,7 @@ def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]
 
 
 def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
-    """Return the scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
+    """Return the scores as float64 tensors; SurgeryError if no width has that name, or another length."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
             f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}", code="argument"
@@ -304,7 +304,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         choice: the positions that stay.
-        reasons: why atoms stay whole for which the trace alone has no reason.
+        reasons: why atoms keep their size, where the trace alone has no reason.
         sliced: the atoms that may shrink.
     """
 
@@ -313,7 +313,7 @@ class Chosen(NamedTuple):
     sliced: Collection[Atom]
 
     def why(self, atom: Atom) -> Why | None:
-        """Return why an atom must stay whole."""
+        """Return why an atom must keep its size."""
         return self.reasons.get(atom) or atom.why
 
 
@@ -322,7 +322,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
 
     Of a width that is a product (heads * head dimension, groups * channels within a group) exactly one digit shrinks.
     Products may share digits, so we choose the cheapest combination of digits for all of them together. A width that no
-    layer makes (the rows of a table) stays whole, as do the axes of inputs and outputs.
+    layer makes (the rows of a table) keeps its size, as do the axes of inputs and outputs.
     """
     _check_used(solution, demand)
     reasons = _asked_to_stay(solution, demand)
@@ -364,7 +364,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
 def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
     """Raise SurgeryError for an axis that does not keep the number of positions asked for.
 
-    What stays whole because it is an output or `keep` asks for it was not to shrink.
+    An output, or what `keep` names, was not to shrink.
     """
     for module, axis in solution.made:
         pattern = demand.pattern_of(module)
@@ -486,7 +486,7 @@ _Digits: TypeAlias = tuple[Atom | Sum, ...]
 
 
 class _Cover(NamedTuple):
-    """Digits of which each of some products has exactly one, and what they are compared by."""
+    """A choice of digits, exactly one of each of some products, and what choices are compared by."""
 
     digits: _Digits
     products: Sequence[_Digits]
@@ -498,8 +498,8 @@ class _Cover(NamedTuple):
         """Return first the heads (few, or many if these are to be dropped), last the place of digits: rather the minor
         ones.
 
-        In between: widths elsewhere that would stay whole, digits that the code says as a number, the distance from
-        the share asked for, and groups.
+        In between: widths elsewhere that would keep their size, digits that the code says as a number, the distance
+        from the share asked for, and groups.
         """
         heads = sum(grouping_of(digit) == "heads" for digit in self.digits)
         groups = sum(grouping_of(digit) == "groups" for digit in self.digits)
@@ -522,7 +522,7 @@ class _Cover(NamedTuple):
 
 
 def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
-    """Yield every choice of elements of which each product has exactly one.
+    """Yield every choice of elements that takes exactly one of each product.
 
     An element that one has twice is not chosen.
 
@@ -544,7 +544,7 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
 
 
 def _components(products: list[_Digits]) -> list[list[_Digits]]:
-    """Return the products in groups; those of different groups share no digit."""
+    """Return the products in groups; products of different groups share no digit."""
     components: list[list[_Digits]] = []
     for product in products:
         touching = [c for c in components if any(d in other for other in c for d in product)]

@@ -1,6 +1,6 @@
 """Weights that are computed of parameters: by masks, norms and other parametrizations, or with an adapter beside them.
 
-A copy of the model adds a tensor of zeros to each such weight. Its axes are those of the weight, and so is its
+A copy of the model adds a tensor of zeros to each such weight. It has the weight's axes, and so has its
 gradient; what computes the weight does not matter.
 """
 

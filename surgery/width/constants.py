@@ -1,6 +1,6 @@
 """Numbers in a model's attributes that are the size of a width or a count of heads or groups.
 
-`new_sizes` says what such numbers become in a narrower model, and `layer_edits` sets those of torch's own modules.
+`new_sizes` says what such numbers become in a narrower model; `layer_edits` sets them in torch's own modules.
 """
 
 import math
@@ -25,7 +25,7 @@ Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
 
 class _Part(NamedTuple):
-    """Consecutive digits of an axis, whose size code may store as one number.
+    """Consecutive digits of an axis. Code may store their size as one number.
 
     Attributes:
         old, new: how many positions they have, and have in the narrow model.
@@ -172,7 +172,7 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
 
 
 def _weight(module: Any) -> Tensor:
-    """Return the weight, or the parameter of its shape from which a hook makes it anew in every call.
+    """Return the weight, or the parameter of its shape from which a hook makes it in every call.
 
     So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
     lies beside it.

@@ -146,12 +146,12 @@ def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
         return ""
     return (
         f"the smaller {type(model).__name__} gets the model's numbers {'; '.join(named)}, since they are saved with "
-        "its weights: if they scale what becomes narrower, set them anew in the copy"
+        "its weights: if they scale what becomes narrower, set them again in the copy"
     )
 
 
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:
-    """Return the plans of a smaller model whose window on every width begins at a channel other than 0.
+    """Return the plans of a smaller model with a window on every width that begins at another channel than 0.
 
     Args:
         model: any module; it is not changed.

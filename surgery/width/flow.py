@@ -43,7 +43,7 @@ class Contraction(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the narrow model sums over another number of products."""
+        """True if the narrow model sums over another number of products."""
         return any(old != new for old, new in self.lengths)
 
 
@@ -56,7 +56,7 @@ class Flow:
     Attributes:
         contractions: the sums by the number of their step.
         behind: by step the sums that it takes, by their numbers: those that layers compute up to an addition.
-        ahead: by step the sums of which its result is a factor; weights count for those that layers compute.
+        ahead: by step the sums that have its result as a factor; weights count for the sums that layers compute.
         readers: by step the sums of layers that take its result as it is.
     """
 
@@ -72,7 +72,7 @@ class Flow:
                     self.readers.setdefault(made, set()).add(number)
 
     def around(self, number: int) -> set[int]:
-        """Return the sums that a step scales, and those of layers that take its result as it is, by their numbers."""
+        """Return the numbers of the sums that a step scales, and of layers' sums that take its result as it is."""
         return {*self.behind[number], *self.ahead[number], *self.readers.get(number, ())}
 
     def is_normalised(self, contraction: Contraction) -> bool:

@@ -27,7 +27,7 @@ class TracedPositions:
         positions: by the names of widths.
 
     Raises:
-        SurgeryError: for a width that the model does not have or that must stay whole, and for what are no positions
+        SurgeryError: for a width that the model does not have or that must keep its size, and for what are no positions
             that may stay of it.
     """
 

@@ -2,7 +2,7 @@
 
 On a copy of the model the integers and floats among the attributes of modules, and of configurations that they hold,
 are replaced by subclasses of `int` and `float` that keep an expression, through arithmetic, until an operation takes
-them. What the operation makes of them shows of which axis they are the size, or what they scale.
+them. What the operation makes of them shows which axis they are the size of, or what they scale.
 """
 
 import operator
@@ -136,7 +136,7 @@ class Tracking:
 
     Attributes:
         compared: the expressions of numbers that the code found equal to another one.
-        is_open: whether the trace goes on.
+        is_open: whether the trace still runs.
     """
 
     compared: list[Expression] = field(default_factory=list)
@@ -210,7 +210,7 @@ def _lift(apply: Callable[[Any, Any], Any], swap: bool) -> Callable[[Any, Any], 
             return value
         sides = [side.expression if isinstance(side, Tracked) else side for side in (left, right)]
         if sum(map(_length, sides)) > _LONGEST:
-            return value  # a sum over a loop: nobody can say which width it is
+            return value  # a sum over a loop: it could be any width
         return _tracked(value, Operation(apply, *sides), self.trace)
 
     return method
@@ -223,7 +223,7 @@ for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
 
 
 def is_custom(module: nn.Module) -> bool:
-    """Return whether a module's numbers are its author's; those of torch's own layers are known by their names."""
+    """Return whether a module's numbers are its author's; numbers of torch's own layers are known by their names."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding

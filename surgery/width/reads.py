@@ -62,7 +62,7 @@ def read(
 def _placed(
     number: Any, arguments: Sequence[Any], results: Sequence[Tensor], axes_of: Callable[[Tensor], Axes]
 ) -> Iterator[Axis]:
-    """Yield the axes of which a number is the size by its place among a call's arguments; none if that says nothing.
+    """Yield the axes whose size a number is by its place among a call's arguments; none if the place says nothing.
 
     A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
     """

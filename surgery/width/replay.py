@@ -114,7 +114,7 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
-    """Return the first step whose result in the wide model is not that of the model with positions repeated; or None.
+    """Return the first step with another result in the wide model than in the model with positions repeated; or None.
 
     A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
     """

@@ -29,7 +29,7 @@ Divisors: TypeAlias = Iterable[tuple[float, float, float]]
 
 
 class Scaling(NamedTuple):
-    """A number that scales a sum of products whose length changes.
+    """A number that scales a sum of products of another length.
 
     Attributes:
         step: the number of the step that computes with it.
@@ -37,7 +37,7 @@ class Scaling(NamedTuple):
         new: what it becomes; None if it is no power of the length, and stays.
         contraction: the sum.
         held: (module, attribute) of the tensor that holds it, None for a plain number.
-        module: whose code computes with it.
+        module: the module whose code computes with it.
         places: the attributes that it is computed of.
     """
 

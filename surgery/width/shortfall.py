@@ -25,14 +25,14 @@ from surgery.width.solve import (
 )
 
 _SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
-_LISTED = 5  # widths that stayed whole are listed up to this number
+_LISTED = 5  # widths that kept their size are listed up to this number
 
 
 class UnshrunkWidth(NamedTuple):
-    """A hidden width that stays whole although it was to shrink.
+    """A hidden width that keeps its size although it was to shrink.
 
     Attributes:
-        module: whose layer makes it.
+        module: the module whose layer makes it.
         tensor, shape, axis: a tensor that lies along it.
         size: how many positions it has.
         why: the reason.
@@ -50,7 +50,7 @@ class UnshrunkWidth(NamedTuple):
 
 
 def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
-    """Return the hidden widths that stay whole although they were to shrink, with the reasons; each width once.
+    """Return the hidden widths that keep their size although they were to shrink, with reasons; each width once.
 
     Classes, and whatever else is only an output, were not to shrink; an output that other layers read was. Nor were
     fixed features of the input, and with heads="drop" what lies inside of heads.
@@ -87,7 +87,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
 
 
 def _inside_heads(solution: Solution) -> set[Atom]:
-    """Return the atoms that lie beside heads, of which some can be dropped: positions inside of each head."""
+    """Return the atoms beside heads that can lose positions: the positions inside of each head."""
     found: set[Atom] = set()
     for product in {product for axes in solution.tensors.values() for axis in axes for product in _products(axis)}:
         if any(atom.grouping == "heads" and not atom.why for digit in product.parts for atom in atoms(digit)):
@@ -104,7 +104,7 @@ def _products(axis: Axis) -> Iterator[Product]:
 
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
-    """Yield an axis that has all of its positions although it was to have fewer, or the parts of which that is so."""
+    """Yield an axis that has all of its positions although it was to have fewer, or such parts of it."""
     asked = min((demand.wanted(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
     if asked == axis.size:
         return
@@ -132,7 +132,7 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
 
 
 def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
-    """Return which widths stay whole, and why; "" if none does."""
+    """Return which widths keep their size, and why; "" if none does."""
     if not whole:
         return ""
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
@@ -173,7 +173,7 @@ def unused_tensors(
     Args:
         choice: the positions of the widths that change.
         model: which has the tensors, before or after.
-        keep: patterns of modules whose tensors are to stay whole.
+        keep: patterns of modules whose tensors are to keep their size.
         does: what the widths do.
     """
     if not solution.unused:

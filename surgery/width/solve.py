@@ -1,6 +1,6 @@
 """What is known of a model's axes after it was traced: nothing here changes any more.
 
-Its axes are those of `surgery.width.axes` in a normal form: a product's digits are atoms or sums, a sum's terms are
+Its axes are the axes of `surgery.width.axes` in a normal form: a product's digits are atoms or sums, a sum's terms are
 atoms or products, and each atom is one object wherever it lies. A *choice* says which positions of each atom stay, and
 everything else follows from it.
 """
@@ -166,7 +166,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
     """Return what a trace shows now. Solve again after two of its axes were unified.
 
     Args:
-        whole: why atoms of the trace stay whole for which it has no reason itself.
+        whole: why atoms of the trace keep their size, where the trace itself has no reason.
     """
     freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole, trace.steps)
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
@@ -236,7 +236,7 @@ def read_by_layers(solution: Solution) -> set[Atom]:
         return source in solution.parameters if isinstance(source[0], str) else has_weights[source[0]]
 
     def is_feature(source: Any, atom: Atom) -> bool:
-        """Return whether weights helped to compute an atom's positions, in a concatenation those of its own part."""
+        """Return whether weights helped to compute an atom's positions; of a concatenation, those of its own part."""
         if not is_of_weights(source) or isinstance(source[0], str) or (step := solution.steps[source[0]]).name != "cat":
             return is_of_weights(source)
         parts = zip(step.sources, step.inputs)
@@ -264,10 +264,10 @@ class Solver:
     """Gives each class of axes its solved axis.
 
     Args:
-        held: the axes of tensors that a model holds; of these an atom that nothing makes must stay whole.
+        held: the axes of tensors that a model holds; an atom of these that nothing makes must keep its size.
         made: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
-        whole: why atoms must stay whole that have no reason of their own.
+        whole: why atoms without a reason of their own must keep their size.
         steps: the operations.
     """
 

@@ -58,8 +58,8 @@ def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
 def alike(model: nn.Module, name: str) -> list[str]:
     """Return the names of all modules that run the code that a module runs.
 
-    These are those of its class. Of torch's own layers and containers they are those of its class that lie at the same
-    place in modules of the class around them; all entries of one list lie at one place.
+    They are modules of its class. One of torch's own layers and containers counts only at the same place in a module
+    of the same class around it; all entries of one list lie at one place.
 
     >>> net = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.TransformerEncoderLayer(4, 2, 8)})
     >>> alike(net, "a"), alike(net, "c.linear1"), alike(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), "0")

@@ -109,7 +109,7 @@ class Trace:
         self.empty: dict[str, list[Axis]] = {}
         self._fixed_if_used = ByTensor[
             Sequence[tuple[Axis, Why]]
-        ]()  # by tensor the axes that stay whole if it is used, and why
+        ]()  # by tensor the axes that keep their size if it is used, and why
         self.modes: tuple[bool, ...] = ()
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.parameters: set[tuple[str, str]] = set()
@@ -193,7 +193,7 @@ class Trace:
                 axes.fix(axis, why)
 
     def fix_if_used(self, tensors: Iterable[Tensor], found: Sequence[tuple[Axis, Why]]) -> None:
-        """Note which axes stay whole if the numbers in these are used."""
+        """Note which axes keep their size if the numbers in these are used."""
         if found:
             self._fixed_if_used.update(dict.fromkeys(tensors, found))
 
@@ -288,7 +288,7 @@ class Origins:
 
 
 class _Computed(TorchFunctionMode):
-    """Notes of which tensors of the forward pass other tensors are computed."""
+    """Notes from which tensors of the forward pass other tensors are computed."""
 
     def __init__(self, known: Mapping[Tensor, Any], returned: Iterable[Tensor]):
         super().__init__()
@@ -307,7 +307,7 @@ class _Computed(TorchFunctionMode):
         return list({id(one): one for one in found}.values())
 
     def sources(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the tensors of the forward pass of which these were computed.
+        """Return the tensors of the forward pass from which these were computed.
 
         SurgeryError if one was computed of none.
         """
@@ -521,7 +521,7 @@ def _traced_with_numbers(
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
-    """Lay an unused tensor along the axes of another one of its module whose values it has, as a copy."""
+    """Lay an unused tensor along the axes of another tensor of its module with the same values: it is a copy."""
     tensors = dict(named_tensors(model)) if trace.unused else {}
     for key in list(trace.unused):
         mine = tensors[key]
@@ -536,7 +536,7 @@ def _follow_copies(model: nn.Module, trace: Trace) -> None:
 
 
 def _fix_without_rows(trace: Trace) -> None:
-    """Axes of a module that got no rows stay whole where a tensor of it is as long, but along none of them.
+    """Fix the axes of a module that got no rows if one of its tensors is as long, but lies along none of them.
 
     On an empty batch code may leave steps out: torch's batch norms read no statistics, and one weight.
     """
@@ -571,7 +571,7 @@ def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
 
 
 class _Enough(Exception):
-    """Raised within a forward pass of which no more has to be seen."""
+    """Raised to end a forward pass that has shown enough."""
 
 
 class _Surplus(Watch):

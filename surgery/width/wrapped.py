@@ -48,7 +48,7 @@ class Wrapped:
         self._of = ByTensor[Number]()
 
     def create(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Note the number of which a function makes a tensor, and return it; None if it makes none of a number."""
+        """Note the number that a function turns into a tensor, and return it; None if it takes no number."""
         name = getattr(function, "__name__", "")
         number = _number(name, args, kwargs) if name in _GIVEN else None
         if number is not None and isinstance(result, Tensor):
@@ -56,7 +56,7 @@ class Wrapped:
         return number
 
     def follow(self, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor], results: list[Tensor]) -> None:
-        """Note which number an operation's results hold, whose arguments are given by name, too."""
+        """Note which number an operation's results hold; its arguments are given by name, too."""
         name = operation_name(operation)
         if not (self._of or name in _GIVEN or name in _ONES or name == "lift_fresh"):
             return

@@ -106,7 +106,7 @@ def _attention(view, args, out):
 
 @rule("mkldnn_rnn_layer")
 def _recurrent(view, args, out):
-    """Compute one layer and direction of an LSTM, whose weights are those of its four gates, one after the other."""
+    """Compute one layer and direction of an LSTM: its weights hold four gates, one after the other."""
     x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
     hidden = of_hidden[1]
     gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])

@@ -51,7 +51,7 @@ def _sort(view, args, out):
     """Return ranks take the place of positions: of fewer positions there are the first ranks."""
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found]
-    why = "it is sorted, so that its positions are ranks (of which the code may take the first k)"
+    why = "it is sorted, so that its positions are ranks (the code may take the first k)"
     return RuleResult(found, prefix_only=along, order=why, fixed_when_read=[(axis, INDICES) for axis in along])
 
 

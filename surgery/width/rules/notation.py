@@ -46,17 +46,17 @@ def register_rule(
 
     - the same word is the same axis, position by position. As torch broadcasts, it may have one position elsewhere;
     - `...` stands for any further axes, which are broadcast;
-    - `(a b)` is one axis whose positions are numbered by two, as in einops. Sizes are those of other axes of this name,
+    - `(a b)` is one axis with positions numbered by two, as in einops. Sizes are the sizes of other axes of this name,
       of integer arguments of this name, or what is left of the axis;
-    - `a!` is an axis whose positions all stay, since the operation tells them apart; `_` one that has no name, and
-      `3` one of three positions: both stay whole, and in a result they are new;
-    - `[a b] c` are axes the first of which may be missing, as of a bias that is broadcast;
+    - `a!` is an axis that keeps all positions, since the operation treats each in its own way; `_` has no name, and
+      `3` has three positions: both keep their size, and in a result they are new;
+    - `[a b] c`: the first axes may be missing, as in a bias that is broadcast;
     - axes called `heads` or `groups` count what is computed side by side.
 
     An axis in several arguments and in no result is summed over, as in a matrix product; one in a single argument is
     used up otherwise (a mean, a table that is read). An argument with such an axis makes features along its axes in the
     result if it consists of weights. Arguments that are None are skipped. Axes of a tensor that the notation does not
-    list stay whole. One result stands for all if there are several.
+    list keep their size. One result stands for all if there are several.
 
     A function gets what it may ask (`view.axes_of(tensor)`, `view.is_weight(tensor)`), the call's arguments by their
     names in the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay
@@ -71,7 +71,7 @@ def register_rule(
     Raises:
         SurgeryError: if the name has no namespace, if the notation cannot be read, if it or `sizes` names an argument
             that the operation does not have, or if the operation has a rule and `replace` is not set. When a model is
-            traced: if the rule fails, or gives axes that are not those of the results.
+            traced: if the rule fails, or gives other axes than the results have.
 
     >>> register_rule("doctest::linear", "x: ... i, weight: o i, bias: o -> ... o")
     >>> @register_rule("doctest::twice")
@@ -168,7 +168,7 @@ def _wrong_axes(found: Any, outs: Sequence[Tensor]) -> str:
         if (sizes := [axis.size for axis in row]) != list(tensor.shape):
             return f"a result of shape {tuple(tensor.shape)} gets axes of sizes {sizes}"
         if odd := [atom for axis in row for atom in atoms(axis) if not isinstance(atom.why, Why | None)]:
-            return f"a new axis stays whole because of role('...'), picked('...') or lost('...'), not {odd[0].why!r}"
+            return f"a new axis keeps its size because of role('...'), picked('...') or lost('...'), not {odd[0].why!r}"
     return ""
 
 
@@ -212,7 +212,7 @@ class Notation:
     Attributes:
         arguments: by the arguments' names how their axes are written.
         results: how the axes of each result are written.
-        whole: words of axes that stay whole. `_` and numbers are words of their own, with their place: `_@5`.
+        whole: words of axes that keep their size. `_` and numbers are words of their own, with their place: `_@5`.
     """
 
     def __init__(self, text: str):
@@ -405,7 +405,7 @@ def _given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 
 def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
-    """Return the size of each word: a number, an argument of this name, that of axes, or what is left of a product."""
+    """Return the size of each word: a number, an argument of this name, the size of axes, or the rest of a product."""
     exact: dict[str, int] = {}
     seen: dict[str, dict[str, set[int]]] = {}  # by word how many positions each tensor has
     products = []

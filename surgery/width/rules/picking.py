@@ -92,7 +92,7 @@ def _index(view, args, out):
         if masks:
             size = out.ndim - len(kept)
             together = fresh(out.shape[front : front + size], COUNTED)
-        matrices = len(kept) > 1 and view.is_weight(args["self"])  # of a stack of them, as those of experts are
+        matrices = len(kept) > 1 and view.is_weight(args["self"])  # of a stack of them, as weights of experts are
         return RuleResult([*kept[:front], *together, *kept[front:]], is_weight=matrices)
     given = view.axes_of(values)
     if masks:  # how many positions they choose is not known: their axis is what is left

@@ -40,8 +40,8 @@ class RuleResult(NamedTuple):
         summed: the axis that was summed to compute the result.
         is_weight: whether the result consists of weights, although data picked them.
         explicit: axes of the result whose sizes the call says, where it leaves another one open (-1).
-        fixed_when_read: axes that stay whole, and why, should a later operation use the last result: code may want no
-            more than its shape, or than the numbers that come before indices.
+        fixed_when_read: axes that keep their size, and why, should a later operation use the last result: code may want
+            no more than its shape, or than the numbers that come before indices.
     """
 
     axes: Sequence[Axis] | Sequence[Sequence[Axis]]
@@ -161,7 +161,7 @@ def argument_names(operation: str) -> list[str]:
 def way_to_teach(name: str) -> str:
     """Return what to do about an operation without a rule.
 
-    A rule for no operation whose name is like its was meant for it.
+    If no operation has the rule's name, one with a similar name was meant.
     """
     unused = [key for key, rule in RULES.items() if rule.taught and not argument_names(key)]
     if near := difflib.get_close_matches(name, unused, n=1):
@@ -177,7 +177,7 @@ def is_step(func: Any) -> bool:
 COUNTED = picked("data decide how many positions it has")
 """The reason of axes whose size may be another one in a narrow model."""
 INDICES = picked("the order of its positions matters")
-"""The reason of axes of which an operation returns positions."""
+"""The reason of axes whose positions an operation returns."""
 
 
 def first(args: dict[str, Any], names: str) -> Any:
@@ -264,7 +264,7 @@ def grouped(axis: Axis, groups: int) -> list[Axis]:
 
 
 def windowed(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
-    """Return axes that a window of these lengths slid over, and those of them whose positions must have no gap."""
+    """Return axes that a window of these lengths slid over, and which of them must keep positions without a gap."""
     kept, ordered = [], []
     for axis, size, length in zip(found, sizes, window):
         if axis.size != size:

@@ -94,7 +94,7 @@ def _slice(view, args, out):
     if step == 1:
         leading, *minor = digits(whole) or [whole]
         inside = minor and any(at % prod(digit.size for digit in minor) for at in (start, stop))
-        if inside and stop > start and whole.size % (stop - start):  # equal parts are those of a channel shuffle
+        if inside and stop > start and whole.size % (stop - start):  # equal parts mean a channel shuffle
             fix(leading, role("a slice counts its positions, so that it is divided inside of one of its parts"))
         found[dim] = segment(whole, start, stop) if stop > start else Axis(0)
         counts = start and args["start"] <= whole.size  # one beyond the end is no size

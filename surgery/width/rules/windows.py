@@ -43,7 +43,7 @@ def _grid_sample(view, args, out):
     return [*x[:2], *grid[1:-1]]
 
 
-@rule("affine_grid_generator", sizes={"size"})  # of which the number of channels says nothing
+@rule("affine_grid_generator", sizes={"size"})  # the number of channels says nothing about a width
 def _affine_grid(view, args, out):
     batch, *matrix = view.axes_of(args["theta"])
     for axis in matrix:
@@ -101,7 +101,7 @@ _REGION = role("positions within a region")
 
 
 def _regions(view, args) -> tuple[Axis, Axis]:
-    """Return the channels of the image and the axis of the boxes; pixels and coordinates are told apart."""
+    """Return the channels of the image and the axis of the boxes; pixels and coordinates keep their places."""
     batch, channels, *pixels = view.axes_of(args["input"])
     boxes, coordinates = view.axes_of(args["rois"])
     for axis in (batch, *pixels, coordinates):
