@@ -2,8 +2,8 @@
 
 A rule is a function of what it may ask (a `View`), the call's arguments by their names in the operation's schema, and
 the result. It unifies axes that are the same and fixes axes that must keep their size. It returns the axes of the
-result, or a `RuleResult` if there is more to say. `register_rule` adds one for an operation of your own; all that such a rule
-needs is here.
+result, or a `RuleResult` if there is more to say. `register_rule` adds one for an operation of your own; all that such
+a rule needs is here.
 """
 
 from surgery.width.axes import (
