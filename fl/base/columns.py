@@ -1,9 +1,8 @@
 """What is known of a column of metrics.csv, in one place."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from fl.base.errors import FLError
 
@@ -28,8 +27,6 @@ class Column:
             its ends, minus 1.
         falls: whether less is better.
         limits: between which values the numbers lie, so that bands end there; shares lie between 0 and 1.
-        measure: `fl.runs.columns.RoundContext` -> its number, or None if there is none. Columns without a `measure` are
-            filled by what trains or evaluates.
 
     >>> Column(factor=100).text(0.98765), Column(digits=3).text(0.98765)
     ('98.77%', '0.988')
@@ -46,7 +43,6 @@ class Column:
     span: float = 0.02
     falls: bool = False
     limits: tuple[float, float] = (-math.inf, math.inf)
-    measure: Callable[[Any], float | None] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in (int, float):

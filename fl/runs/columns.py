@@ -3,33 +3,13 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from fl.algorithms import ALGORITHMS
-from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation, traffic
-from fl.federation.cohort import Cohort
 from fl.runs import evaluate
-from fl.settings import Config
 from fl.settings.extensions import EXTENSIONS
-
-
-class RoundContext(NamedTuple):
-    """What a column is measured of: a run right after a round.
-
-    Attributes:
-        server: what the server keeps, after the round.
-        cohort: the participants' models after local training, before they were averaged.
-    """
-
-    config: Config
-    fed: Federation
-    algorithm: Algorithm
-    server: Server
-    cohort: Cohort
-
 
 _FIRST: dict[str, Column] = {
     "round": Column(int),
@@ -88,9 +68,6 @@ training, on average; a step costs about three times as many."""
 for _one in EXTENSIONS.values():
     _FIRST |= _one.columns
 
-MEASURED: dict[str, Column] = {}
-"""Those that are measured by a function of a `RoundContext`. A line here is all that another one takes."""
-
 _CLIENT_SCORES = {
     "accuracy": Column(
         due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
@@ -137,7 +114,7 @@ def columns(names: Iterable[str] = ()) -> dict[str, Column]:
     >>> columns()["accuracy"].heading, columns(["round", "test_roc_auc_ovr"])["test_roc_auc_ovr"].heading
     ('final acc. %', 'roc_auc_ovr')
     """
-    common = _FIRST | MEASURED
+    common = _FIRST
     mine: dict[str, Column] = {}
     for name, method in ALGORITHMS.items():
         if taken := [column for column in method.columns if column in common or column in _LAST]:
@@ -175,14 +152,3 @@ def first_score(names: Container[str]) -> str:
     'mae'
     """
     return "accuracy" if "accuracy" in names else "mae"
-
-
-def measure_columns(context: RoundContext, wanted: Container[str]) -> dict[str, float]:
-    """Measure the `MEASURED` columns that are due.
-
-    Args:
-        wanted: what is evaluated after this round beside what is due after every round, see `Column.due`.
-    """
-    due = {name: column for name, column in MEASURED.items() if column.due == "round" or column.due in wanted}
-    values = {name: column.measure(context) for name, column in due.items()}
-    return {name: due[name].kind(value) for name, value in values.items() if value is not None}

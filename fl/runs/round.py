@@ -11,7 +11,6 @@ from fl.base.rng import Rng
 from fl.federation.cohort import Cohort
 from fl.federation.divergence import check_finite
 from fl.runs import evaluate
-from fl.runs.columns import RoundContext, measure_columns
 from fl.runs.metrics import Row
 from fl.runs.state import RunState
 
@@ -54,7 +53,6 @@ def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -
     if "models" in wanted:
         row |= evaluate.released_cosine(fed, cohort)
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
-    row |= measure_columns(RoundContext(run.config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
         scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
         sizes = {part: getattr(fed.clients, part).sizes.tolist() for part in scores}

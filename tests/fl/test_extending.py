@@ -1,5 +1,5 @@
-"""A method, a data set or a partition is one new file that nothing else names; a column of metrics.csv or a figure is a
-function in a list.
+"""A method, a data set or a partition is one new file that nothing else names; a figure is a function in a
+list.
 """
 
 import ast
@@ -171,18 +171,6 @@ KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda opt
 ''',
 }
 LINES = {
-    "runs/columns.py": '''
-
-def certainty(moment):
-    """How sure the global model is."""
-    logits = moment.algorithm.predict(moment.server, moment.fed.data.test_x, None)
-    return logits.softmax(1).max(1).values.mean().item()
-
-
-MEASURED["certainty"] = Column(
-    due="global", heading="sure %", factor=100, label="mean certainty", measure=certainty
-)
-''',
     "runs/simulation.py": '''
 
 def draw(run):
@@ -360,7 +348,6 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     without = [word for word in flags if word not in ("--halfway.share", "0.25")]
     refused += [[*without, "--algorithm", "scaffold"]]
     assert extended.main(flags) == 0
-    assert "sure %" in capsys.readouterr().out
     assert [extended.main(one) for one in refused] == [2] * len(refused)
     errors = capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -390,14 +377,12 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
     assert [row["moved"] for row in rows] == ["0.25"] * 4
     assert [(row["absent"], row["dropped"]) for row in rows] == [("1.0", "1")] * 4
-    assert [bool(row["certainty"]) for row in rows] == [False, True, False, True]
     first, *_ = csv.DictReader((folder / "halfway-seed0/clients.csv").open())
     assert (first["train"], first["valid"]) == ("135", "15")  # three quarters of 200
     table = (re.split("  +", line.strip()) for line in (folder / "comparison.txt").read_text().splitlines())
     head, *lines = table
     fedavg, halfway = (dict(zip(head, line, strict=True)) for line in lines)
     assert [line["moved %"] for line in (fedavg, halfway)] == ["-", "25.00"]
-    assert halfway["sure %"] == f"{100 * float(rows[-1]['certainty']):.2f}"
     assert (folder / "halfway-seed0/sizes.png").exists()
 
 
