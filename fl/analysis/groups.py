@@ -187,16 +187,19 @@ def _client_scores(names: Iterable[str]) -> dict[str, Column]:
     return {name: one for name, one in columns(names).items() if one.heading and name.startswith("local_test_")}
 
 
-def others() -> dict[str, Column]:
+def others(names: Iterable[str]) -> dict[str, Column]:
     """Find the columns with a heading that are neither scores of the global model nor of clients' own data.
+
+    Those of methods are there if they are among the names.
 
     Raises FLError for one with the name of another result.
 
-    >>> list(others())
+    >>> list(others(()))
     ['models_own_accuracy', 'models_perplexity', 'epsilon']
     """
-    known = {*_scores(()), *_client_scores(())}
-    found = {name: column for name, column in columns().items() if column.heading and name not in known}
+    names = list(names)
+    known = {*_scores(names), *_client_scores(names)}
+    found = {name: column for name, column in columns(names).items() if column.heading and name not in known}
     if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
         raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
     return found
@@ -216,15 +219,15 @@ def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequ
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
-    names = sorted(set().union(*every))
+    names = sorted(set().union(*every) - {"late", "best", *_COSTS})
     by_clients, first = have_client_scores(every), first_score(names)
-    score, what = columns()[first], "acc. %" if first == "accuracy" else "abs. error"
+    score, what = columns([first])[first], "acc. %" if first == "accuracy" else "abs. error"
     late = replace(score, heading=f"last-{TAIL} {what}", beside_clients="")
     of_clients = _client_scores(names)
     results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {what}")}
     shown = {
         key: column
-        for key, column in (results | _scores(names) | others() | _COSTS).items()
+        for key, column in (results | _scores(names) | others(names) | _COSTS).items()
         if any(key in run for run in every)
         and not (key == "best" if by_clients else key in of_clients)
         and (column.due != "models" or all(key in run for run in every))
@@ -267,7 +270,7 @@ def outcome(run: RecordedRun) -> dict[str, float]:
     if top := best(measured, run.config.evaluation.best_by):
         late["best"] = top[first]
     of_clients = {key: chosen[key] for key in _client_scores(chosen) if key in chosen}
-    further = others()
+    further = others(set().union(*run.rows))
     latest = {key: row[key] for row in run.rows for key in further if key in row}
     spent = totals(run.config, run.rows)
     cost = {"megabytes": spent["megabytes"][-1]} if "megabytes" in spent else {}

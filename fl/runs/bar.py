@@ -55,6 +55,6 @@ class Bar:
     def advance(self, row: Row) -> None:
         """Move on by a round."""
         if (score := first_score(row)) in row:
-            self._reached = f"{score} {columns()[score].text(row[score])}"
+            self._reached = f"{score} {columns([score])[score].text(row[score])}"
         self._bar.set_postfix_str(self._reached, refresh=False)
         self._bar.update()

@@ -103,25 +103,29 @@ _ASKED = ("test_", "local_valid_", "local_test_")
 """What the names of columns of metrics begin with that were asked for (`fl.federation.scores.Metric`)."""
 
 
-def columns(names: Iterable[str] = ()) -> dict[str, Column]:
+def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
 
     Args:
-        names: of columns, such as those of a table's rows; metrics that were asked for among them come last.
+        names: of columns, such as those of a table's rows; metrics that were asked for among them come last. Methods
+            are looked through where one of them is no column of every run.
+        method: the method whose columns are among them, whatever the names are.
 
     Raises FLError for a method that names one of the others as its own.
 
     >>> columns()["accuracy"].heading, columns(["round", "test_roc_auc_ovr"])["test_roc_auc_ovr"].heading
     ('final acc. %', 'roc_auc_ovr')
     """
-    common = _FIRST
+    strange = [name for name in names if name not in _FIRST and name not in _LAST]
+    asked = [name for name in strange if name.startswith(_ASKED)]
+    methods = [method] if method else ALGORITHMS if len(asked) < len(strange) else ()
     mine: dict[str, Column] = {}
-    for name, method in ALGORITHMS.items():
-        if taken := [column for column in method.columns if column in common or column in _LAST]:
+    for name in methods:
+        own = ALGORITHMS[name].columns
+        if taken := [column for column in own if column in _FIRST or column in _LAST]:
             raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
-        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in method.columns.items()}
-    known = common | mine | _LAST
-    return known | {name: _asked_column(name) for name in names if name not in known and name.startswith(_ASKED)}
+        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in own.items()}
+    return _FIRST | mine | _LAST | {name: _asked_column(name) for name in asked if name not in mine}
 
 
 def _asked_column(name: str) -> Column:

@@ -32,11 +32,12 @@ class Metrics:
         path: the CSV file, which is overwritten.
         rows: an earlier, interrupted run's, see `kept`.
         asked: the columns of metrics that were asked for, see `fl.runs.columns.asked_for`.
+        method: the run's.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = (), method: str = "") -> None:
         self.path, self.rows = path, list(rows)
-        self.kinds = {name: column.kind for name, column in columns(asked).items()}
+        self.kinds = {name: column.kind for name, column in columns(asked, method).items()}
         self._write()
 
     def add(self, row: Row) -> None:

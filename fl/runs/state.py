@@ -129,7 +129,7 @@ class RunState:
             )
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
-        run.metrics = Metrics(folder / FILE, rows, asked_for(fed))
+        run.metrics = Metrics(folder / FILE, rows, asked_for(fed), config.method.name)
         return run
 
     @property

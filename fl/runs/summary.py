@@ -76,7 +76,7 @@ class Summary(dict):
         if not self.final:
             return f"{head}: no round was evaluated ({self.folder})"
         score = first_score(self.final)
-        value = columns(self.final)[score].text(self.final[score])
+        value = columns([score])[score].text(self.final[score])
         return f"{head}: {_WORDS[score]} {value} in round {self.final['round']} ({self.folder})"
 
     def _repr_html_(self) -> str:

@@ -482,7 +482,7 @@ def test_what_is_no_column_is_refused(wrong, said, monkeypatch):
         Column(**wrong)
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"best": Column(heading="best")}))
     with pytest.raises(FLError, match="a column cannot be called 'best'"):
-        others()
+        others(["best"])
 
 
 def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, monkeypatch):

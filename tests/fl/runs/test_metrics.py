@@ -44,14 +44,14 @@ def test_evaluations_that_only_ended_a_run_are_dropped_when_it_goes_on(tmp_path)
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"drift": float}))
-        Metrics(tmp_path / "metrics.csv").add({"round": 1, "drift": 0.25})
+        Metrics(tmp_path / "metrics.csv", method="mine").add({"round": 1, "drift": 0.25})
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "drift": 0.25}]
 
 
 def test_a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"loss": int}))
     with pytest.raises(FLError, match="mine names 'loss' as a column of its own"):
-        Metrics(tmp_path / "metrics.csv")
+        Metrics(tmp_path / "metrics.csv", method="mine")
 
 
 def test_a_line_without_its_end_may_lack_digits_and_is_not_read(tmp_path):
