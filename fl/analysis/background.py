@@ -139,13 +139,12 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
         return Holdings(title, np.zeros((0, 0)), missing=str(error))
     counted = dataset.task == "classification" and not dataset.text
     labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
-    samples, sizes = partition.parts.samples, partition.parts.sizes
-    clients = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
+    clients = dataset.names_of_clients(partition.parts)
     names = dataset.names or tuple(map(str, range(classes)))
     return Holdings(
         title,
         counts(partition, labels, classes),
-        clients or [*map(str, range(len(sizes)))],
+        clients or [*map(str, range(number))],
         names if counted else ("samples",),
     )
 

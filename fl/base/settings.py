@@ -221,10 +221,10 @@ def as_plain(value: Any) -> Any:
     return value
 
 
-def lowered_defaults(settings: Any, names: Iterable[str], number: int) -> dict[str, Any]:
-    """Lower those of the named settings that nobody set from what they usually are to a number."""
-    unset = (name for name in names if isinstance(getattr(settings, name), Default | Defaults))
-    return {name: getattr(type(settings), name).at_most(number) for name in unset}
+def lowered_defaults(settings: T, number: int) -> T:
+    """Lower those of the settings that nobody set from what they usually are to a number."""
+    unset = (one.name for one in fields(settings) if isinstance(getattr(settings, one.name), Default | Defaults))  # type: ignore[arg-type]
+    return replace(settings, **{name: getattr(type(settings), name).at_most(number) for name in unset})  # type: ignore[type-var]
 
 
 def written(value: Any) -> str:

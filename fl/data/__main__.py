@@ -72,8 +72,7 @@ def look(argv: Sequence[str] | None) -> int:
     partition = config.data.deal(dataset, config.clients.number, Rng(config.seed).numpy("partition"))
     labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
     table = counts(partition, labels, classes)
-    samples, sizes = partition.parts.samples, partition.parts.sizes
-    names = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
+    names = dataset.names_of_clients(partition.parts)
     if asked.plot is not None:
         title = f"{dataset.name}, {config.data.spread()}, {config.clients.number} clients, seed {config.seed}"
         save(partition_map(partition, labels, classes, title, names), asked.plot)

@@ -288,22 +288,23 @@ class Dataset:
                 )
         return cls.from_arrays(**table.arrays_of(columns, target, owner, split, categorical, task))
 
-    def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
+    def names_of_clients(self, *parts: Any) -> list[str]:
         """Name clients by the owners of their samples; none where samples of one owner lie with several clients.
 
         Args:
-            samples: indices of training samples, int64 [M], on the CPU.
-            clients: the client of each, int64 [M]; each client from 0 on has one.
+            parts: `fl.partition.Parts` of the training samples; each client has some.
 
+        >>> from fl.partition import Parts
         >>> table, y, owners = torch.rand(4, 2), [0, 1, 0, 1], ["oslo", "lima", "oslo", "bern"]
         >>> data = Dataset.from_arrays(table, y, table, y, owners)
-        >>> data.names_of_clients(torch.arange(4), torch.tensor([1, 0, 1, 0]))
+        >>> data.names_of_clients(Parts.of([torch.tensor([1, 3]), torch.tensor([0, 2])]))
         ['bern + lima', 'oslo']
-        >>> data.names_of_clients(torch.arange(4), torch.tensor([0, 1, 2, 3]))
+        >>> data.names_of_clients(Parts.of(torch.arange(4).split(1)))
         []
         """
         if self.owners is None:
             return []
+        samples, clients = (torch.cat([getattr(part, name) for part in parts]) for name in ("samples", "owners"))
         owners, places = np.unique(self.owners[samples].numpy(), return_inverse=True)
         pairs = np.unique(clients.numpy() * len(owners) + places)
         if len(pairs) > len(owners):

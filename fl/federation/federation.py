@@ -138,10 +138,7 @@ class Federation:
     @property
     def client_names(self) -> list[str]:
         """The clients' names; empty unless each client is one owner of samples, as with the partition "natural"."""
-        parts = (self.clients.train, self.clients.valid, self.clients.test)
-        rows = torch.arange(len(self.clients))
-        clients = torch.cat([rows.repeat_interleave(part.sizes) for part in parts])
-        return self.data.names_of_clients(torch.cat([part.samples for part in parts]), clients)
+        return self.data.names_of_clients(self.clients.train, self.clients.valid, self.clients.test)
 
     @property
     def frozen(self) -> set[str]:
@@ -333,7 +330,8 @@ class Federation:
         for client, model, steps_made, steps_planned in zip(cohort.clients, cohort.models, steps, planned):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data) * steps_made // steps_planned
-        states, loss = self._run(training._replace(objective=self._mask_absent_classes(cohort, objective)))
+        run = self._over_ranks if current().sharing else self._in_chunks
+        states, loss = run(training._replace(objective=self._mask_absent_classes(cohort, objective)))
         return ClientUpdate(states, loss, tuple(len(parts[client]) for client in cohort.clients), states, steps=steps)
 
     def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
@@ -348,11 +346,6 @@ class Federation:
             return objective
         context = with_entry(objective.context, "held", self.true_classes(cohort.clients))
         return objective._replace(objective=masked(objective.objective), context=context)
-
-    @property
-    def _run(self) -> Callable[[Training], tuple[States, Tensor]]:
-        """The function that trains here: `_in_chunks`, or `_over_ranks` if there are several ranks."""
-        return self._over_ranks if current().sharing else self._in_chunks
 
     def _over_ranks(self, training: Training) -> tuple[States, Tensor]:
         """Do the same as `_in_chunks`; every rank trains its share of the clients."""

@@ -75,7 +75,7 @@ class Parts(Sequence[Tensor]):
         >>> rest[0], own[0], own[1]
         (tensor([3]), tensor([1]), tensor([2]))
         """
-        owners, chosen = np.repeat(np.arange(len(self)), self.sizes.numpy()), marks[self.samples].numpy()
+        owners, chosen = self.owners.numpy(), marks[self.samples].numpy()
         rest, own = (
             Parts.owned(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
         )
@@ -85,6 +85,11 @@ class Parts(Sequence[Tensor]):
     def sizes(self) -> Tensor:
         """The number of samples of each client, int64 [clients]."""
         return self.offsets.diff()
+
+    @property
+    def owners(self) -> Tensor:
+        """The client of each sample, int64 [M]."""
+        return torch.arange(len(self)).repeat_interleave(self.sizes)
 
     @cached_property
     def largest(self) -> int:

@@ -337,8 +337,7 @@ def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
 def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
     """Yield the pieces of all clients together, in their order."""
     size = max(1, min(_SAMPLES, _LOGITS // prod(fed.data.outputs)))
-    owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-    for samples, whose in zip(parts.samples.split(size), owners.split(size)):
+    for samples, whose in zip(parts.samples.split(size), parts.owners.split(size)):
         yield predict_all(fed, models, samples, whose), fed.data.labels_at(samples)
 
 

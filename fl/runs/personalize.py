@@ -119,7 +119,7 @@ def personalize(
     rng = Rng(config.seed, max(1, checkpoint.read_header(folder)["round"])).apart("new clients")
     config = config.replace(dataset=GIVEN, device="auto", backend="auto")
     data, clients = _dealt(_like_the_run(data, config, spec, model), held_out, rng)
-    names, chosen = _names(data, clients), _rows(clients, samples, rng)
+    names, chosen = data.names_of_clients(clients.train), _rows(clients, samples, rng)
     if not chosen:
         raise FLError(f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}")
     few = [Split(own, *clients[client][1:]) for client, own in chosen]
@@ -187,11 +187,6 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
 
 def _name(data: Dataset, owner: int) -> str:
     return data.owner_names[owner] if data.owner_names else f"owner {owner}"
-
-
-def _names(data: Dataset, clients: Splits) -> list[str]:
-    rows = torch.arange(len(clients)).repeat_interleave(clients.train.sizes)
-    return data.names_of_clients(clients.train.samples, rows)
 
 
 def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, Tensor]]:

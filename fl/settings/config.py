@@ -1,7 +1,7 @@
 """The settings of a run: nested by topic, checked, written as YAML and read again."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -101,8 +101,7 @@ class Config:
             object.__setattr__(self, "data", self.data.following(self.clients.number))
             options = self.method.options
             if options is not None:
-                lowered = lowered_defaults(options, [one.name for one in fields(options)], self.clients.number)
-                options = as_plain(replace(options, **lowered) if lowered else options)
+                options = as_plain(lowered_defaults(options, self.clients.number))
                 object.__setattr__(self, "method", replace(self.method, options=options))
 
     @classmethod
@@ -159,7 +158,23 @@ class Config:
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
         (True, False, False)
         """
-        return list(self._settings())
+        found: list[Setting] = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name == "extensions":
+                neutral = {name: extension.options for name, extension in EXTENSIONS.items()}
+                for name, options in {**neutral, **value}.items():
+                    found += settings_of(options, name, (name,))
+            elif one.name in TOPICS:
+                inside = settings_of(value, "", (one.name,))
+                found += [setting._replace(unread=setting.unread or self._unread(setting)) for setting in inside]
+            elif isinstance(value, Chosen):
+                found.append(Setting(one, "", value.name, (one.name,), ""))
+                if value.options is not None:
+                    found += settings_of(value.options, value.name, (one.name,))
+            else:
+                found.append(Setting(one, "", value, (one.name,), ""))
+        return found
 
     def __repr__(self) -> str:
         """Write what `Config.of` takes to make these settings: those that are not the method's defaults.
@@ -179,23 +194,6 @@ class Config:
             place = asked.setdefault(group, {}) if group else asked
             place[name] = as_plain(one.value if not isinstance(one.value, Default) else int(one.value))
         return f"Config.of({', '.join(f'{name}={value!r}' for name, value in asked.items())})"
-
-    def _settings(self) -> Iterator[Setting]:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "extensions":
-                neutral = {name: extension.options for name, extension in EXTENSIONS.items()}
-                for name, options in {**neutral, **value}.items():
-                    yield from settings_of(options, name, (name,))
-            elif one.name in TOPICS:
-                for setting in settings_of(value, "", (one.name,)):
-                    yield setting._replace(unread=setting.unread or self._unread(setting))
-            elif isinstance(value, Chosen):
-                yield Setting(one, "", value.name, (one.name,), "")
-                if value.options is not None:
-                    yield from settings_of(value.options, value.name, (one.name,))
-            else:
-                yield Setting(one, "", value, (one.name,), "")
 
     def _unread(self, setting: Setting) -> str:
         """Say why the method does not read a setting. One that is not registered here may read --architectures."""

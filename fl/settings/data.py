@@ -90,7 +90,7 @@ class DataSettings(Topic):
             usual = type(self).min_samples
             least = Default(max(1, min(usual, self.samples // clients) if self.samples else usual))
         if options is not None:
-            options = replace(options, **lowered_defaults(options, [one.name for one in fields(options)], clients))
+            options = lowered_defaults(options, clients)
         same = (least, options) == (self.min_samples, self.partition.options)
         return self if same else replace(self, min_samples=least, partition=replace(self.partition, options=options))
 
@@ -150,7 +150,7 @@ class DataSettings(Topic):
             splits = hold_out(parts, self.local_valid, self.local_test, rng)
         else:
             rest, valid = own
-            names = self._called(dataset, parts)
+            names = dataset.names_of_clients(parts)
             check_all_have(rest, names, "training samples", "leave some of its samples for training")
             check_all_have(valid, names, "validation samples", "give it some, or take those of the others for training")
             splits = replace(hold_out(rest, 0, self.local_test, rng), valid=valid)
@@ -162,7 +162,7 @@ class DataSettings(Topic):
 
     def _own_tests(self, dataset: Dataset, parts: Parts, splits: Splits) -> tuple[Dataset, Splits]:
         """Give each client its owner's test samples, if there are such."""
-        clients = torch.arange(len(parts)).repeat_interleave(parts.sizes).numpy()
+        clients = parts.owners.numpy()
         owners, first = np.unique(dataset.owners[parts.samples].numpy(), return_index=True)
         tested = dataset.test_owners.numpy()
         places = np.searchsorted(owners, tested).clip(max=len(owners) - 1)
@@ -178,13 +178,8 @@ class DataSettings(Topic):
             return dataset, splits
         test = Parts.owned(client[rows], len(parts), len(dataset.y) + np.arange(len(rows)))
         way = "give it some, or hold out shares of the training samples with --local-test, such as 0.2"
-        check_all_have(test, self._called(dataset, parts), "test samples", way)
+        check_all_have(test, dataset.names_of_clients(parts), "test samples", way)
         return dataset.with_own_tests(torch.from_numpy(rows)), replace(splits, test=test)
-
-    @staticmethod
-    def _called(dataset: Dataset, parts: Parts) -> list[str]:
-        clients = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-        return dataset.names_of_clients(parts.samples, clients)
 
     def spread(self) -> str:
         """Name the partition in a word, one of a user's own by its function.
