@@ -54,7 +54,7 @@ def opened(
             taken()
             if resume and (folder / SETTINGS).exists():
                 Config.read(folder, resume=True)  # which refuses settings that are gone
-            run = RunState.begin(config, folder, resume, dataset, model, transport)
+            run = RunState.prepare(config, folder, resume, dataset, model, transport).begin(resume)
             run.ending = ending
             try:
                 check_ranks_agree(run)

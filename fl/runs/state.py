@@ -96,25 +96,11 @@ class RunState:
         server, done = restore_server(config, folder, algorithm, fed.spec)
         return cls(config, fed, algorithm, folder, server, done, given)
 
-    @classmethod
-    def begin(
-        cls,
-        config: Config,
-        folder: Path,
-        resume: bool,
-        dataset: data.Dataset | None = None,
-        model: Model | None = None,
-        transport: Transport = IN_PROCESS,
-    ) -> "RunState":
-        """Prepare a run and write what its folder holds before the first round.
-
-        Args:
-            folder: there already, and `fl.runs.lock.open_run_folder`.
-        """
-        run = cls.prepare(config, folder, resume, dataset, model, transport)
-        config, fed, done = run.config, run.fed, run.done
+    def begin(self, resume: bool) -> "RunState":
+        """Write what the run's folder holds before the first round, in which this process has locked it."""
+        config, folder, fed, done = self.config, self.folder, self.fed, self.done
         if done:
-            run.best = checkpoint.read_best(folder)
+            self.best = checkpoint.read_best(folder)
             fed.local.chosen.update(checkpoint.read_header(folder)["backends"])
         if not resume:
             write_text(folder / SETTINGS, config.to_yaml())  # first: a folder with settings can be resumed
@@ -123,14 +109,14 @@ class RunState:
         if fed.fleet:
             save_architectures(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
-        if used < there and transport.splits is None and not KINDS[config.data.partition.name].partial:
+        if used < there and fed.transport.splits is None and not KINDS[config.data.partition.name].partial:
             _log.warning(
                 f"warning: {config.data.spread()} leaves {there - used:,} of {there:,} training samples unused"
             )
-        rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
-        run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
-        run.metrics = Metrics(folder / FILE, rows, asked_for(fed), config.method.name)
-        return run
+        rows = metrics.kept(folder / FILE, done, lambda row: self.due(row["round"]))
+        self.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
+        self.metrics = Metrics(folder / FILE, rows, asked_for(fed), config.method.name)
+        return self
 
     @property
     def rows(self) -> Sequence[Row]:

@@ -68,7 +68,7 @@ def seen_in_rounds(gpu, folder, name, *flags, rounds):
     """What the device saw of each of some rounds, evaluation included, with few clients."""
     tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
     config = parse([*tiny, "--algorithm", name, *OF_METHOD.get(name, []), *flags]).one_run()
-    played = play(RunState.begin(config.replace(rounds=rounds), folder, resume=False))
+    played = play(RunState.prepare(config.replace(rounds=rounds), folder, False).begin(resume=False))
     for _ in range(rounds):
         with gpu.watch() as seen:
             next(played)
