@@ -86,7 +86,6 @@ def train_all(
         if leads:
             for path, one in runs.items():  # an error in the last must come before the first trains
                 _check(one, path, dataset, model)
-            _warn_of_renamed(settings.parent, runs)
             write_text(settings, text)
         for path, one in runs.items():
             try:
@@ -113,15 +112,3 @@ def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | N
         Config.read(folder, resume=True)  # which refuses settings that are gone
     with quiet("fl", "surgery"):
         RunState.prepare(config, folder, True, dataset, model)
-
-
-def _warn_of_renamed(folder: Path, runs: Mapping[Path, Config]) -> None:
-    """Warn if a run starts new although another folder beside it may hold the same run under another name."""
-    new = [path for path in runs if not path.exists()]
-    others = sorted({file.parent for file in folder.rglob(SETTINGS)} - {folder, *runs})
-    if new and others:
-        _log.warning(
-            "warning: %s is trained anew, and %s is left alone: if it was renamed, stop here and give it its name back",
-            ", ".join(path.name for path in new),
-            ", ".join(map(str, others)),
-        )

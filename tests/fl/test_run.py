@@ -195,17 +195,6 @@ def test_names_of_earlier_versions_say_what_they_are_now(text, said):
 
 
 @pytest.mark.slow
-def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
-    folder = run(tmp_path, "--algorithm", "fedavg,indep", "--rounds", 1)
-    assert cli.main(["--resume", str(folder)]) == 0
-    assert "trained anew" not in caplog.text
-    (folder / "indep-seed0").rename(folder / "mine")
-    assert cli.main(["--resume", str(folder)]) == 0
-    assert f"indep-seed0 is trained anew, and {folder / 'mine'} is left alone: if it was renamed, stop" in caplog.text
-    assert results(folder / "indep-seed0") == results(folder / "mine")
-
-
-@pytest.mark.slow
 def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
     few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
     run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)
