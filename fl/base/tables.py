@@ -3,7 +3,6 @@
 import csv
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -54,35 +53,8 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one.
-
-    Names in the first column that take more than half of it are shortened, and a line below says so.
-    """
-    width = _terminal()
-    if width is None:
-        return wrapped(lines)
-    short = _shortened([line[0] for line in lines], width // 2)
-    text = wrapped([[name, *line[1:]] for name, line in zip(short, lines)], width)
-    cut = any(name != line[0] for name, line in zip(short, lines))
-    note = "(names are shortened to fit the terminal: a wider one, or `| cat` after the command, shows everything)"
-    return f"{text}\n\n{textwrap.fill(note, width, break_on_hyphens=False)}" if cut else text
-
-
-def _terminal() -> int | None:
-    """Count the columns of the terminal that the output goes to; None if it goes into a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _shortened(names: Sequence[str], most: int) -> list[str]:
-    """Cut the middle out of names that are longer than `most`; none if two would become one.
-
-    >>> _shortened(["runs/fedmr-digits-seed0", "runs/a"], 13), _shortened(["a_long_0_name", "a_long_1_name"], 8)
-    (['runs/f…-seed0', 'runs/a'], ['a_long_0_name', 'a_long_1_name'])
-    """
-    most = max(most, 3)
-    head, tail = most // 2, most - most // 2 - 1
-    cut = [name if len(name) <= most else f"{name[:head]}…{name[-tail:]}" for name in names]
-    return cut if len(set(cut)) == len(set(names)) else list(names)
+    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one."""
+    return wrapped(lines, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
