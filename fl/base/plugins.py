@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
@@ -116,6 +116,18 @@ def load_entry_points(what: str, taken: Container[str], checked: Callable[[Any, 
 def _entry_points() -> EntryPoints:
     """Read the entry points of all installed packages, which takes milliseconds for each package."""
     return entry_points()  # type: ignore[return-value]
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package.
+
+    >>> version_of("no-such-package")
+    'not installed'
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def is_path(name: str, known: tuple[str, ...] = ()) -> bool:

@@ -26,8 +26,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -38,6 +36,7 @@ from torch import Tensor, nn
 
 from fl.base.errors import FLError, reason
 from fl.base.files import write_json
+from fl.base.plugins import version_of
 from fl.base.torch_private import tree_map
 from fl.data.inputs import map_inputs
 from fl.distributed import current
@@ -141,7 +140,7 @@ def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
     steps = [n for job, _, _ in groups for n in job.batches.steps]
     clients, equality = 1 << (len(steps) - 1).bit_length(), 4 * sum(steps) // (len(steps) * max(steps))
     looks = sorted({_look(group) for group in groups})
-    known = json.dumps([_version(), sorted(candidates), clients, equality, len(looks), looks])
+    known = json.dumps([version_of("layer-surgery"), sorted(candidates), clients, equality, len(looks), looks])
     names = " and ".join(sorted({type(job.model).__name__ for job, _, _ in groups}))
     return f"{names} {hashlib.sha256(known.encode()).hexdigest()[:16]}"
 
@@ -188,13 +187,6 @@ def _name(value: Any, seen: set[int]) -> Any:
 
 def _held(function: FunctionType) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
-
-
-@cache
-def _version() -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("layer-surgery")
-    return "not installed"
 
 
 # The file

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
-from importlib import metadata
 
 import torch
 from torch import Tensor
 
 from fl import data
 from fl.base.errors import FLError
+from fl.base.plugins import version_of
 from fl.base.settings import written
 from fl.base.torch_private import tree_map
 from fl.distributed import current
@@ -30,7 +30,7 @@ def check_ranks_agree(run: RunState) -> None:
     if ranks.size == 1:
         return
     ranks.device = run.fed.data.device
-    words = {package: _version(package) for package in ("layer-surgery", "torch")}
+    words = {package: version_of(package) for package in ("layer-surgery", "torch")}
     words |= {
         f"--{one.flag}": plain(one.value) for one in run.config.settings() if not one.unread and one.flag not in _FREE
     }
@@ -78,10 +78,3 @@ def _sums(tensors: Sequence[Tensor]) -> list[int]:
         whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
         sums.append(tensor.contiguous().view(-1).view(whole).sum(dtype=torch.int64))
     return torch.stack([each.cpu() for each in sums]).tolist()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

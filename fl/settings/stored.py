@@ -101,7 +101,7 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 outside = (name, inside) in earlier.OUTSIDE
                 yield from _alternative(inside if outside else named_in(name, inside), one)
         elif name in TOPICS and name not in PLACES:
-            raise FLError(f"{name} is a topic, with settings in it: {name}: {{{next(iter(_fields_of(name)))}: ...}}")
+            raise FLError(f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}")
         elif name == "method" and isinstance(value, dict):
             if "name" not in value:
                 raise FLError("method has no name: give one")
@@ -116,10 +116,6 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield earlier.MOVED[name], {name: value}
         elif name not in _COMMAND:
             yield from _alternative(name, value)
-
-
-def _fields_of(topic: str) -> list[str]:
-    return [one.name for one in fields(TOPICS[topic])]
 
 
 def _method(name: str, section: Any) -> tuple[str, Any]:
