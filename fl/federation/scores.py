@@ -10,7 +10,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -409,7 +409,6 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return shares / shares.sum(1, keepdims=True)
 
 
-@cache
 def _estimators() -> dict[str, type]:
     """Make the classes by which scikit-learn's scorers score a model's outputs: they take these as their samples."""
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -115,10 +115,6 @@ class ClientTable:
         rounds = [str(row["round"]) for row in evaluated(rows)]
         kept = [row for row in before if row["round"] in rounds]
         names = self.names or [[None]] * len(self.sizes)
-        if self.names and all("owner" not in row for row in kept):  # as earlier versions wrote it
-            kept = [
-                {"client": row.pop("client"), "owner": names[k % len(names)][0], **row} for k, row in enumerate(kept)
-            ]
         wanted = [(number, str(client), *name) for number in rounds for client, name in enumerate(names)]
         if [(row["round"], row.get("client"), row.get("owner")) for row in kept] != wanted or any(
             [*row] != columns for row in kept[:1]
