@@ -3,6 +3,7 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from typing import Any
 
 from fl.algorithms import ALGORITHMS
 from fl.base.columns import Column
@@ -11,48 +12,26 @@ from fl.federation import Federation, traffic
 from fl.runs import evaluate
 from fl.settings.extensions import EXTENSIONS
 
+
+def _score(what: str, heading: str = "", **more: Any) -> Column:
+    """Make the column of a score of the global model, which tables call by what it is, alone or beside clients'."""
+    return Column(due="global", heading=heading or what, beside_clients=f"global {what}", **more)
+
+
+_LOSS = {"digits": 3, "falls": True, "limits": (0, math.inf)}
 _FIRST: dict[str, Column] = {
     "round": Column(int),
     "seconds": Column(),
     "train_loss": Column(),
     "dropped": Column(int),
-    "accuracy": Column(
-        due="global", heading="final acc. %", beside_clients="global acc. %", factor=100, label="test accuracy"
-    ),
-    "loss": Column(
-        due="global",
-        heading="final loss",
-        beside_clients="global loss",
-        digits=3,
-        label="test loss",
-        falls=True,
-        limits=(0, math.inf),
-    ),
-    "mae": Column(
-        due="global",
-        heading="mean abs. error",
-        beside_clients="global abs. error",
-        digits=3,
-        label="test mean absolute error",
-        falls=True,
-        limits=(0, math.inf),
-    ),
-    "r2": Column(due="global", heading="R2", beside_clients="global R2", digits=3, label="test R2"),
-    "f1": Column(due="global", heading="macro-F1 %", beside_clients="global F1 %", factor=100),
-    "mean_iou": Column(
-        due="global", heading="mean IoU %", beside_clients="global IoU %", factor=100, label="test mean IoU"
-    ),
-    "dice": Column(due="global", heading="mean Dice %", beside_clients="global Dice %", factor=100),
-    "perplexity": Column(
-        due="global",
-        heading="perplexity",
-        beside_clients="global perplexity",
-        label="test perplexity",
-        log=True,
-        span=0.1,
-        falls=True,
-        limits=(1, math.inf),
-    ),
+    "accuracy": _score("acc. %", "final acc. %", factor=100, label="test accuracy"),
+    "loss": _score("loss", "final loss", label="test loss", **_LOSS),
+    "mae": _score("abs. error", "mean abs. error", label="test mean absolute error", **_LOSS),
+    "r2": _score("R2", digits=3, label="test R2"),
+    "f1": _score("F1 %", "macro-F1 %", factor=100),
+    "mean_iou": _score("IoU %", "mean IoU %", factor=100, label="test mean IoU"),
+    "dice": _score("Dice %", "mean Dice %", factor=100),
+    "perplexity": _score("perplexity", label="test perplexity", log=True, span=0.1, falls=True, limits=(1, math.inf)),
     "models_accuracy": Column(due="models", factor=100),
     "models_std": Column(due="models", factor=100),
     "models_own_accuracy": Column(due="models", heading="local acc. %", factor=100),
@@ -68,23 +47,22 @@ training, on average; a step costs about three times as many."""
 for _one in EXTENSIONS.values():
     _FIRST |= _one.columns
 
+_PERCENT, _ERROR = {"due": "global", "factor": 100}, {"due": "global", "digits": 3, "falls": True}
 _CLIENT_SCORES = {
-    "accuracy": Column(
-        due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
-    ),
-    "accuracy_by_samples": Column(due="global", factor=100),
-    "std": Column(due="global", factor=100, falls=True),
-    "worst_tenth": Column(due="global", heading="worst tenth %", factor=100),
-    "loss": Column(due="global", digits=3, falls=True),
-    "f1": Column(due="global", heading="clients' F1 %", factor=100),
-    "f1_std": Column(due="global", factor=100, falls=True),
-    "mean_iou": Column(due="global", heading="clients' IoU %", factor=100),
-    "dice": Column(due="global", heading="clients' Dice %", factor=100),
+    "accuracy": Column(heading="clients' acc. %", label="mean test accuracy\non clients' own data", **_PERCENT),
+    "accuracy_by_samples": Column(**_PERCENT),
+    "std": Column(falls=True, **_PERCENT),
+    "worst_tenth": Column(heading="worst tenth %", **_PERCENT),
+    "loss": Column(**_ERROR),
+    "f1": Column(heading="clients' F1 %", **_PERCENT),
+    "f1_std": Column(falls=True, **_PERCENT),
+    "mean_iou": Column(heading="clients' IoU %", **_PERCENT),
+    "dice": Column(heading="clients' Dice %", **_PERCENT),
     "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
-    "mae": Column(due="global", heading="clients' abs. error", digits=3, falls=True),
-    "mae_by_samples": Column(due="global", digits=3, falls=True),
-    "mae_std": Column(due="global", digits=3, falls=True),
-    "mae_worst_tenth": Column(due="global", heading="worst tenth's error", digits=3, falls=True),
+    "mae": Column(heading="clients' abs. error", **_ERROR),
+    "mae_by_samples": Column(**_ERROR),
+    "mae_std": Column(**_ERROR),
+    "mae_worst_tenth": Column(heading="worst tenth's error", **_ERROR),
     "r2": Column(due="global", heading="clients' R2", digits=3),
 }
 
