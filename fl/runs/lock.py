@@ -5,7 +5,6 @@ import logging
 import os
 import shlex
 import socket
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ except ImportError:  # not a Unix
 
 FILE, SETTINGS = ".lock", "config.yaml"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_NEITHER = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _log = logging.getLogger("fl")
 
 
@@ -87,8 +87,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     file goes away at the end, or with the next process; so do temporary files of a process that was killed while it
     wrote. Where the file system has no locks, a warning says so.
 
-    Raises FLError if another process works in the folder, the folder cannot be written to, or something else than a
-    file has the lock's name there.
+    Raises FLError if another process works in the folder, or the lock's file cannot be written to, as where there is a
+    link or a pipe of its name.
     """
     path = folder / FILE
     with writing(path):
@@ -104,19 +104,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _open(path: Path) -> int:
-    """Open the lock's file; FLError if a link, a pipe or the like is there: writing would destroy what it leads to."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.lstat().st_mode):
-            kind = "a link" if path.is_symlink() else "no regular file"
-            raise FLError(f"{path} is {kind}, and a process that works in the folder would write to it: delete {path}")
-    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-
-
 def _take(path: Path) -> int:
     """Take the lock, write this process into its file, and return the file descriptor that has it."""
     while True:
-        handle = _open(path)
+        # A link is not followed, and a pipe not waited for: the lock is in the way of neither, and says so.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _NEITHER, 0o666)
         try:
             _lock(handle, path.parent)
             if os.path.samestat(os.fstat(handle), path.stat()):

@@ -140,7 +140,7 @@ def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
     file.parent.mkdir()
     file.symlink_to(other) if kind == "a link" else os.mkfifo(file)
     for resume in (True, False):
-        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), open_run_folder(file.parent, resume):
+        with pytest.raises(FLError, match=r"run/\.lock cannot be written"), open_run_folder(file.parent, resume):
             raise AssertionError("it was taken")
     assert other.read_text() == "mine"
     file.unlink()
