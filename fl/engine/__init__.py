@@ -36,6 +36,7 @@ _log = logging.getLogger("fl")
 
 __all__ = [
     "BACKENDS",
+    "BACKEND_NAMES",
     "SGD",
     "Adam",
     "Group",
@@ -43,7 +44,6 @@ __all__ = [
     "Optimizer",
     "Precision",
     "Results",
-    "backend_names",
     "check",
     "ranked",
     "train",
@@ -55,15 +55,7 @@ BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
     "vmap": vmap.train,
     "graphs": graphs.train,
 }
-
-
-def backend_names() -> list[str]:
-    """Return the backends that `train` knows.
-
-    >>> backend_names()
-    ['auto', 'loop', 'workers', 'vmap', 'graphs']
-    """
-    return ["auto", *BACKENDS]
+BACKEND_NAMES = ("auto", *BACKENDS)
 
 
 def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
@@ -72,8 +64,8 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
     Args:
         partial: whether the last batch of an epoch may be smaller than the others.
     """
-    if backend not in backend_names():
-        raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
+    if backend not in BACKEND_NAMES:
+        raise FLError(f"unknown backend {backend!r}: there are {', '.join(BACKEND_NAMES)}")
     if backend == "workers" and device.type != "cpu":
         raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
     if backend == "graphs" and device.type != "cuda":
@@ -102,7 +94,7 @@ def train(
         groups: clients of one architecture each, as (job, starts, context): what they have in common, see `Job`; the
             stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
             dicts, or None. None of it is changed.
-        backend: one of `backend_names()`.
+        backend: one of `BACKEND_NAMES`.
         chosen: what `auto` has chosen before: on the CPU by the groups' numbers of clients and their work, elsewhere by
             device and versions as well. It keeps to that on any machine that can, and adds new choices.
         rounds: how many there are like this one, which bound the time that `auto` may take to try backends.

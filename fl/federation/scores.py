@@ -27,7 +27,8 @@ SCORES = {
     "multilabel": ("accuracy", "loss", "f1"),
     "segmentation": ("accuracy", "loss", "mean_iou", "dice"),
 }
-"""What every evaluation measures, by the task; text is what has a label for each token."""
+"""What every evaluation measures, by the task: first the score that stands for a model. Text is what has a label for
+each token."""
 
 _log = logging.getLogger("fl")
 _PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}

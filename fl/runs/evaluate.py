@@ -179,7 +179,7 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
     columns = {name: values.numpy() for name, values in zip(tally.columns, download([*tally.columns.values()]))}
     (row,) = _of_owners({**columns}, tally.sizes, task, fed.metrics)
     found = {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
-    first, each = first_of(task), number // len(data.test_y)
+    first, each = SCORES[task][0], number // len(data.test_y)
     for column, rows in zip(site_columns(fed), data.test_sites.values()):
         rows = (rows[:, None] * each + np.arange(each)).ravel()
         (row,) = _of_owners({name: values[rows] for name, values in columns.items()}, (len(rows),), task)
@@ -187,14 +187,9 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
     return found
 
 
-def first_of(task: str) -> str:
-    """Return the score of a task that stands for a model."""
-    return "mae" if task == "regression" else "accuracy"
-
-
 def site_columns(fed: Federation) -> list[str]:
     """Name the columns of the global model's score at each owner of the test set."""
-    return [f"test_{first_of(task_of(fed.data))}_{name}" for name in fed.data.test_sites]
+    return [f"test_{SCORES[task_of(fed.data)][0]}_{name}" for name in fed.data.test_sites]
 
 
 def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:

@@ -147,7 +147,8 @@ def client_model(
     Raises FLError if it predicts with none, or with the sum of several, for a model or data of another run, and if
     the run has not stored its best round's model.
     """
-    run = _built(folder, model, dataset)
+    checkpoint.read_header(folder)  # without one there is nothing that was trained
+    run = RunState.prepare(Config.read(folder).replace(device="cpu"), folder, True, dataset, model)
     fed, server = run.fed, run.server
     if best and not is_last_best(folder):
         parts = checkpoint.read_best(folder).parts
@@ -184,12 +185,6 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
     return as_given(net.eval())
-
-
-def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunState:
-    """Rebuild a run as its checkpoint has it, on the CPU; FLError for a model or data of another run."""
-    checkpoint.read_header(folder)  # without one there is nothing that was trained
-    return RunState.prepare(Config.read(folder).replace(device="cpu"), folder, True, dataset, model)
 
 
 def _write_file(path: Path, net: nn.Module, content: Callable[[State], bytes]) -> None:

@@ -128,7 +128,7 @@ def personalize(
     if ALGORITHMS[config.method.name].pathways:
         before = _joined(Pathways.load(folder, model), fed)
     else:
-        before = _alike(_sent(config, fed, server), len(fed.clients))
+        before = Level(broadcast(_sent(config, fed, server), len(few)), torch.arange(len(few)))
     after = _tuned(fed, before, fed.local.epochs if epochs is None else epochs, rng)
     scores = [score_clients(fed, lambda used=used: ClientModels([used]))["test"] for used in (before, after)]
     rows = []
@@ -230,11 +230,6 @@ def _sent(config: Config, fed: Federation, server: dict[str, State]) -> State:
     message = send(server, clients, Rng(config.seed, 1)) if send else {"model": known}
     sent = message.get("model", {})
     return {name: known[name] if name in sent else tensor for name, tensor in initial.items()}
-
-
-def _alike(state: State, clients: int) -> Level:
-    """Return a copy of one model for every client."""
-    return Level(broadcast(state, clients), torch.arange(clients))
 
 
 class _Added(nn.Module):

@@ -7,7 +7,7 @@ import tyro
 
 from fl.base.settings import Natural, Rare, one_of
 from fl.data.dataset import PLACES
-from fl.engine import backend_names
+from fl.engine import BACKEND_NAMES
 from fl.settings.topic import Topic
 
 
@@ -17,7 +17,7 @@ class ExecutionSettings(Topic):
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
-    backend: Annotated[str, one_of(*backend_names())] = "auto"
+    backend: Annotated[str, one_of(*BACKEND_NAMES)] = "auto"
     """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one
     program), graphs (CUDA graphs); auto: on a CPU by the model's size, elsewhere the fastest that agrees with loop"""
     max_parallel_clients: Annotated[Natural, Rare()] = 0
