@@ -39,33 +39,10 @@ class Structure:
     """the owner of each client's samples; none where clients are no owners"""
 
     def __post_init__(self) -> None:
-        if wrong := self._wrong():
-            raise FLError(f"not a structure of levels and clients: {wrong}")
-
-    def _wrong(self) -> str | None:
-        if any(type(text) is not str for text in (self.algorithm, self.title)) or type(self.seed) is not int:
-            return "algorithm and title must be texts, and seed a number"
-        if type(self.levels) is not list or any(
-            type(name) is not str or not (name in ("global", "personal") or (name.isdecimal() and int(name)))
-            for name in self.levels
-        ):
-            return 'levels must be "global", "personal" or a number of models, each as text'
-        for name, table, least in (("truth", self.truth, 0), ("found", self.found, -1)):
-            if type(table) is not list or not table or any(type(row) is not list for row in table):
-                return f"{name} must be a list for each level"
-            if any(type(at) is not int or at < least for row in table for at in row):
-                return f"{name} must hold whole numbers, {least} or more"
-        if len(self.found) != len(self.levels):
-            return f"{len(self.levels)} levels, but models on {len(self.found)}"
-        if len(sizes := {len(row) for row in self.truth + self.found}) > 1 or 0 in sizes:
-            return "each level must have as many clients, one or more"
-        if type(self.names) is not list or any(type(name) is not str for name in self.names):
-            return "names must be a list of texts"
-        if len(self.names) not in (0, self.clients):
-            return f"{len(self.names)} names for {self.clients} clients"
-        if type(self.trained) is not int or not 0 <= self.trained <= len(self.levels):
-            return f"trained must be from 0 to {len(self.levels)}, got {self.trained!r}"
-        return None
+        sizes = {len(level) for level in (*self.truth, *self.found)}
+        fit = len(self.found) == len(self.levels) and 0 <= self.trained <= len(self.levels)
+        if not self.truth or len(sizes) > 1 or not fit or len(self.names) not in (0, *sizes):
+            raise FLError("levels, clients and their names do not fit together")
 
     @property
     def clients(self) -> int:
@@ -98,7 +75,7 @@ class Structure:
         except OSError:
             raise FLError(_missing(folder)) from None
         except TypeError:
-            raise FLError(f"{path} is damaged (it has other fields): run it again") from None
+            raise FLError(f"{path} is damaged (it has other fields, or values of other types): run it again") from None
         except ValueError as error:  # not text, not JSON, or values that do not fit together
             raise FLError(f"{path} is damaged ({error}): run it again") from None
 

@@ -36,9 +36,8 @@ def test_names_of_clients_are_drawn_and_read(tmp_path):
     read = Structure.read(tmp_path)
     labels = structure_maps([read]).subfigs[0].axes[0].get_yticklabels()
     assert [label.get_text() for label in labels] == read.names == names
-    for wrong in (names[1:], [*names[1:], 3]):
-        with pytest.raises(FLError, match="names"):
-            make(names=wrong)
+    with pytest.raises(FLError, match="names"):
+        make(names=names[1:])
     text = json.loads((tmp_path / FILE).read_text())
     del text["names"]  # as earlier versions wrote it
     (tmp_path / FILE).write_text(json.dumps(text))
@@ -97,27 +96,16 @@ def test_agreement_of_levels_and_of_whole_pathways():
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"found": FOUND[:4]}, "5 levels, but models on 4"),
-        ({"found": [[0] * 5, *FOUND[1:]]}, "as many clients"),
-        ({"truth": [[0] * 7]}, "as many clients"),
-        ({"truth": [[0, 0, 0, 0, 0, -1]]}, "truth must hold whole numbers, 0 or more"),
-        ({"found": [[0.5] * 6, *FOUND[1:]]}, "found must hold whole numbers, -1 or more"),
-        ({"truth": []}, "truth must be a list"),
-        ({"truth": [1, 2]}, "truth must be a list"),
-        ({"levels": ["global", "5", "5", "0", "personal"]}, "levels must be"),
-        ({"trained": 6}, "trained must be from 0 to 5"),
-        ({"seed": "0"}, "seed"),
-        ({"more": 1}, "other fields"),
-    ],
-)
-def test_damaged_files_are_refused(tmp_path, changes, reason):
+    "changes",
+    [{"found": FOUND[:4]}, {"found": [[0] * 5, *FOUND[1:]]}, {"truth": [[0] * 7]}, {"truth": []}, {"truth": [1, 2]},
+     {"trained": 6}, {"more": 1}],
+)  # fmt: skip
+def test_damaged_files_are_refused(tmp_path, changes):
     make(trained=4).save(tmp_path)
     assert Structure.read(tmp_path) == make(trained=4)
     path = tmp_path / FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(FLError, match=f"is damaged .*{reason}.*run it again"):
+    with pytest.raises(FLError, match=r"is damaged .*run it again"):
         Structure.read(tmp_path)
     for text in (b"", b'{"algorithm": "femam"', b"[1, 2]", b"{}", b"\xff\xfe\x00"):
         path.write_bytes(text)
