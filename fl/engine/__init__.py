@@ -149,11 +149,11 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
     except ValueError as error:
         if _ONE_VALUE not in str(error):
             raise
+        partial = ", or leave --last-batch partial out" * any(job.batches.real is not None for job in jobs)
         raise FLError(
             f"{names} normalises over a batch, and at --batch-size {min(job.batches.size for job in jobs)} one of its "
-            "norms sees a single value: use a larger --batch-size, larger images (--pad), or a model without batch norm"
-            + ", or leave --last-batch partial out"
-            * any(job.batches.real is not None for job in jobs)
+            "norms sees a single value: use a larger --batch-size, larger images (--pad), or a model without batch "
+            f"norm{partial}"
         ) from error
     if not all(map(torch.equal, before, _global_rng(jobs[0].device))):
         raise FLError(

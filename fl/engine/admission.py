@@ -461,9 +461,8 @@ def _tensors(results: Sequence[Results]) -> list[Tensor]:
 def _distance(found: Sequence[Results], expected: Sequence[Results], groups: Sequence[Group]) -> float:
     """Return the largest distance of a client to where it should be, as a share of its way.
 
-    Of its loss, as a share of it.
-
-    Infinite where tensors of whole numbers differ, and nan where a number is not finite.
+    Or of its loss, as a share of the loss, if that is larger. Infinite where tensors of whole numbers differ, and nan
+    where a number is not finite.
     """
     most = [0.0]
     for mine, its, (_, starts, _) in zip(found, expected, groups):

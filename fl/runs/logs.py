@@ -42,9 +42,9 @@ def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
 
 @contextmanager
 def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
-    """Log settings and rounds to Weights & Biases, whose WANDB_...
+    """Log settings and rounds to Weights & Biases.
 
-    Variables say where they go. A resumed run goes on with its log, under the id that is kept in the run folder.
+    Its WANDB_... variables say where they go. A resumed run goes on with its log, under the id in the run folder.
 
     Raises:
         FLError: if Weights & Biases cannot be reached.

@@ -111,10 +111,7 @@ class Pathways:
     def save(self, path: str | Path) -> None:
         """Write everything into one safetensors file, atomically; `load` is the inverse."""
         path = Path(path)
-        parts = {
-            f"{at}/{name}": tensor for at, level in enumerate(self.levels) for name, tensor in level.models.items()
-        }
-        parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
+        parts = checkpoint.flatten({f"{at}": {**level.models, "": level.used} for at, level in enumerate(self.levels)})
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
         state["custom"] = identity(self.spec) if isinstance(self.spec, CustomSpec) else None
         tensors.write(path, _FORMAT, parts, state)
