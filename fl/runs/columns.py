@@ -85,8 +85,8 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
 
     Args:
-        names: of columns, such as those of a table's rows; metrics that were asked for among them come last. Methods
-            are looked through where one of them is no column of every run.
+        names: of columns, such as those of a table's rows; metrics that were asked for among them come last. All
+            methods are looked through where one of them is no column of every run, or of `method`.
         method: the method whose columns are among them, whatever the names are.
 
     Raises FLError for a method that names one of the others as its own.
@@ -96,13 +96,15 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     """
     strange = [name for name in names if name not in _FIRST and name not in _LAST]
     asked = [name for name in strange if name.startswith(_ASKED)]
-    methods = [method] if method else ALGORITHMS if len(asked) < len(strange) else ()
+    own = [method] if method else []
+    known = {*asked, *(column for name in own for column in ALGORITHMS[name].columns)}
+    methods = ALGORITHMS if set(strange) - known else own
     mine: dict[str, Column] = {}
     for name in methods:
-        own = ALGORITHMS[name].columns
-        if taken := [column for column in own if column in _FIRST or column in _LAST]:
+        of_method = ALGORITHMS[name].columns
+        if taken := [column for column in of_method if column in _FIRST or column in _LAST]:
             raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
-        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in own.items()}
+        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in of_method.items()}
     return _FIRST | mine | _LAST | {name: _asked_column(name) for name in asked if name not in mine}
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -36,12 +36,21 @@ class Metrics:
     """
 
     def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = (), method: str = "") -> None:
-        self.path, self.rows = path, list(rows)
-        self.kinds = {name: column.kind for name, column in columns(asked, method).items()}
+        self.path, self.rows, self._of_run = path, list(rows), (asked, method)
+        self._find_kinds(_names(self.rows))
         self._write()
+
+    def _find_kinds(self, names: Iterable[str]) -> None:
+        asked, method = self._of_run
+        self.kinds = {
+            name: column.kind
+            for name, column in columns([*asked, *(name for name in names if name not in asked)], method).items()
+        }
 
     def add(self, row: Row) -> None:
         """Append the row of a round. Raises FLError for a metric without a column."""
+        if not row.keys() <= self.kinds.keys():  # of another method, which the run's is made of
+            self._find_kinds({*row, *_names(self.rows)})
         if strange := [name for name in row if name not in self.kinds]:
             raise FLError(
                 f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
