@@ -17,6 +17,7 @@ from launch_counts import CASES, measure
 from pretend_gpu import Forbidden
 from rounds import on_gpu
 from selection import some
+from torch import nn
 
 import surgery
 from fl.algorithms import ALGORITHMS
@@ -348,6 +349,14 @@ def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_
     train([(in_layout, *rest)])
     train([(job, *rest)] * 2)
     assert offered == [["vmap", "graphs"], ["vmap"], ["graphs"], ["graphs"]]
+    norms = nn.Sequential(
+        nn.Flatten(0), nn.Unflatten(0, (-1, 1, 8, 8)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 3)
+    )
+    normed = on_gpu(make_federation(norms))
+    normed = normed.with_local(precision=normed.local.precision._replace(channels_last=True))
+    start = surgery.broadcast(normed.initial(), 2)
+    train([normed.group(normed.model, start, [0, 2], LocalObjective(cross_entropy), Rng(0, 1))])
+    assert len(offered) == 4  # batch norm for channels last may hang on several streams: nothing is left to try
 
 
 def test_full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_federation, monkeypatch):
