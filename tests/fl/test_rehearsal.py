@@ -27,6 +27,7 @@ from fl.engine import BACKENDS, SGD, admission, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
+from fl.runs.assembly import pick_device
 from fl.runs.round import one_round
 from fl.runs.state import RunState
 from fl.settings.command_line import parse
@@ -336,6 +337,32 @@ def test_what_a_trial_measures_on_the_device(pretended, make_federation):
     assert found["distance"] < 1e-4
     assert found["repeats"]
     assert min(found["seconds"]) > 0
+
+
+def test_a_device_that_cannot_compute_is_refused_before_anything_is_made(pretended, monkeypatch):
+    def ones(*given, **named):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\n(and more)")
+
+    assert str(pick_device("auto")) == "cuda"
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(FLError, match=r"'cuda'.*no kernel image.*--device cpu"):
+        pick_device("auto")
+
+
+def test_copies_that_do_not_wait_are_for_cuda_alone(make_federation, monkeypatch):
+    """Another device may read the host's memory when it already holds something else."""
+    asked, to = [], torch.Tensor.to
+
+    def seen(tensor, *given, **named):
+        asked.append(named.get("non_blocking", False) or True in given[2:])
+        return to(tensor, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", seen)
+    fed = make_federation("cnn")
+    fed.initial(torch.Generator().manual_seed(1))
+    train([fed.group(fed.model, surgery.broadcast(fed.initial(), 2), [0, 2], LocalObjective(), Rng(0, 1))], "vmap")
+    assert asked
+    assert not any(asked)
 
 
 @pytest.mark.usefixtures("pretended")
