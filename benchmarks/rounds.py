@@ -14,6 +14,9 @@ All sides take turns in this process, in an order that rotates; the first turn w
 trained the same round: `distance` is that of their global model to the loop's, as a share of the length of its update.
 Reported is the ratio plain / side, median and range; the JSON is written anew after each side's turn. `--seconds` stops
 after that time, with the turns there are.
+
+`of floor` is which share of a round its arithmetic alone would take: three forward passes of all samples that are
+trained on, at the rate at which this device multiplies two large matrices in that precision (`rates` in the JSON).
 """
 
 import argparse
@@ -40,6 +43,8 @@ from fl.algorithms.fedmr import METHOD as fedmr
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
+from fl.engine.precision import arithmetic
+from fl.engine.work import flops
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 from fl.runs.evaluate import evaluate_global
@@ -122,6 +127,19 @@ class Ours:
         return torch.cat([t.double().flatten().cpu() for t in state.values() if t.is_floating_point()])
 
 
+def rate_of(precision: str, device: str) -> float:
+    """Floating-point operations a second of a product of two large matrices: the best of five."""
+    n = 8192 if torch.device(device).type == "cuda" else 1024
+    a, settings = torch.randn(n, n, device=device), Precision(precision)
+    with arithmetic(settings, a.device), settings.autocast(a.device):
+        return 2 * n**3 / min([seconds(lambda: a @ a, device) for _ in range(6)][1:])
+
+
+def floor_operations(setting: Setting, fed: Federation) -> int:
+    """Floating-point operations of a round's local training: a backward pass takes twice a forward one."""
+    return 3 * setting.participants * setting.epochs * setting.samples * flops(fed.model, fed.data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -150,15 +168,18 @@ def main() -> None:
     sides["plain"] = plain_round(fed)
     state = fed.initial()
     sides["evaluation"] = lambda _: evaluate_global(fed, lambda x: fed.predict(state, x))
+    rates = {name: rate_of(name, args.device) for name in precisions}
     device = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    floors = {name: floor_operations(setting, fed) / rate for name, rate in rates.items()}
     about = {
         "device": device, "torch": torch.__version__, "setting": args.setting, "model": setting.model, "data": source,
+        "rates": rates, "floors": floors,
     }  # fmt: skip
     name = "-".join(["rounds", *([args.setting] * (args.setting != "fedmr")), kind, *(["quick"] * args.quick)])
     times: dict[str, list[float]] = {side: [] for side in sides}
     failed: dict[str, str] = {}
     distances: dict[str, float] = {}
-    over = False
+    result, over = about, False
     for turn in range(args.turns + 1):
         order = list(times)
         for side in order[turn % len(order) :] + order[: turn % len(order)]:
@@ -186,7 +207,7 @@ def main() -> None:
     write(result, args.out, name, done=True)
     print(f"{device}, torch {torch.__version__}; {args.setting}, {setting.model}, {source}, {setting.clients} clients")
     print(
-        f"{'':18}{'seconds a round':>28}{'rounds a second':>17}{'plain / side':>26}{'distance':>10}"
+        f"{'':18}{'seconds a round':>28}{'of floor':>10}{'rounds a second':>17}{'plain / side':>26}{'distance':>10}"
         f"{f'{ROUNDS} rounds':>14}"
     )
     for side, values in times.items():
@@ -199,9 +220,10 @@ def main() -> None:
         distance = f"{distances[side]:.0e}" if side in distances else "-"
         whole = f"{ROUNDS * statistics.median(values) / 60:.1f} min"
         rate = f"{1 / statistics.median(values):.2f}"
-        print(
-            f"{side:18}{took:>28}" + (f"{rate:>17}{ratio:>26}{distance:>10}{whole:>14}" if side != "evaluation" else "")
-        )
+        floor = floors[side.split()[-1] if " " in side else precisions[0]]  # `plain` computes in torch's own float32
+        share = f"{floor / statistics.median(values):.1%}"
+        more = f"{share:>10}{rate:>17}{ratio:>26}{distance:>10}{whole:>14}"
+        print(f"{side:18}{took:>28}" + more * (side != "evaluation"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/scaling.py              # prints the tables, writes benchmarks/results/scaling-cpu.json
     python benchmarks/scaling.py --quick      # few and small rounds, to see that it runs
+    python benchmarks/scaling.py --idle       # the idle share of ranks alone; writes benchmarks/results/ranks-idle.json
 
 The setting is bound by computation: FedMR, ResNet-20, random images of CIFAR-10's shape, 8 clients a round of equal
 size. Sides take turns, and each turn is a command of its own: `one` process, `two` under torchrun, and `workers`, one
@@ -14,6 +15,9 @@ Below it stands what the measured costs say of more processes: how long a round 
 
 Each rank sends its models to all others, and repeats the server's work. That is arithmetic, not a measurement, and the
 rate of a GPU in it is an assumption (--gpu-rate).
+
+`--idle` computes, for cohorts of unequal clients, which share of their time ranks wait for the one that ends last:
+dealt in turn, as without the numbers of samples, and by the steps of each client, as `fl.distributed.deal` does.
 """
 
 import argparse
@@ -29,6 +33,8 @@ from pathlib import Path
 import torch
 from report import write
 
+import fl
+from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.distributed import deal
 from fl.engine.work import flops
@@ -125,6 +131,32 @@ def predicted(setting: str, place: str, rates: dict[str, float], server: float) 
     return {"one": one, "many": many, "speedup": one / many, "limit": max(parts, key=parts.get)}
 
 
+def idle_shares(ranks: int, alpha: float, participants: int = 20, rounds: int = 200) -> dict[str, float]:
+    """Mean share of a round in which ranks are idle: 50,000 samples of 10 classes, 100 clients, batches of 50."""
+    config = fl.Config.of(partition="dirichlet", alpha=alpha, clients=100, participants=participants)
+    x, y = torch.zeros(50_000, 1, dtype=torch.uint8), torch.arange(50_000) % 10
+    parts, _ = config.data.deal(Dataset("labels", x, y, x[:10], y[:10], 10), 100, Rng(0).numpy("partition"))
+    steps = [max(1, size // 50) for size in parts.sizes.tolist()]
+    idle: dict[str, list[float]] = {"in turn": [], "by steps": []}
+    for number in range(rounds):
+        chosen = torch.randperm(100, generator=Rng(0, number).torch("sample"))[:participants]
+        work = [steps[client] for client in chosen.tolist()]
+        turns = [list(range(rank, participants, ranks)) for rank in range(ranks)]
+        for name, dealt in (("in turn", turns), ("by steps", deal(work, ranks))):
+            loads = [sum(work[row] for row in rows) for rows in dealt]
+            idle[name].append(1 - sum(loads) / ranks / max(loads))
+    return {name: statistics.mean(shares) for name, shares in idle.items()}
+
+
+def print_idle(out: Path) -> None:
+    """Print and write the idle shares."""
+    rows = [{"ranks": n, "alpha": alpha, **idle_shares(n, alpha)} for alpha in (0.1, 0.5, 10.0) for n in (2, 4, 8)]
+    write({"rows": rows}, out, "ranks-idle")
+    print("idle share of ranks: 20 of 100 clients a round, 200 rounds\n  alpha  ranks   in turn  by steps")
+    for row in rows:
+        print(f"{row['alpha']:7}{row['ranks']:7}{row['in turn']:10.1%}{row['by steps']:10.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet20")
@@ -134,7 +166,10 @@ def main() -> None:
     parser.add_argument("--gpu-rate", type=float, default=5e12, help="assumed: floating-point operations a second")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--idle", action="store_true", help="the idle share of ranks, and nothing else")
     args = parser.parse_args()
+    if args.idle:
+        return print_idle(args.out)
     if args.quick:
         args.model, args.samples, args.rounds, args.turns = "lenet", 50, 2, 1
     torch.set_num_threads(1)

@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
         experiment, resume = request.experiment, request.resume is not None
         experiment.check()
         runs = experiment.runs()
-        dataset = runs[0].load().to(pick_device(runs[0].execution.device))
+        dataset, execution = runs[0].load(), runs[0].execution
+        if execution.data_on != "host":
+            dataset = dataset.to(pick_device(execution.device), execution.data_on)  # once for all runs
         folder = request.resume or new_folder(request.out, request.name, experiment.title())
         with resumable(folder):
             if len(runs) == 1:

@@ -213,7 +213,9 @@ def _admitted(groups: Sequence[Group], chosen: dict[str, str], rounds: int, movi
     for name, backend in BACKENDS.items():
         with suppress(FLError):
             check(name, job.device, job.precision, job.batches.real is not None)
-            if name != "loop" and not (name == "vmap" and len(groups) > 1) and not (name == "graphs" and moving):
+            alone = name == "vmap" and len(groups) > 1
+            in_doubt = name == "graphs" and (moving or any(map(graphs.may_starve, groups)))
+            if name != "loop" and not alone and not in_doubt:
                 candidates[name] = backend
     name = admission.choose(groups, candidates, chosen, rounds) if candidates else "loop"
     in_vain = name == "graphs" and graphs.is_in_vain(job.model for job, _, _ in groups)

@@ -15,6 +15,7 @@ import importlib
 import json
 import logging
 import marshal
+import operator
 import os
 import pickle
 import re
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -36,7 +38,6 @@ from torch import Tensor, nn
 
 from fl.base.errors import FLError, reason
 from fl.base.files import write_json
-from fl.base.plugins import version_of
 from fl.base.torch_private import tree_map
 from fl.data.inputs import map_inputs
 from fl.distributed import current
@@ -70,6 +71,7 @@ precision does, and `TOLERANCE` more. Rounding alone moved LeNet by 5e-2 to 3e-1
 has to agree in float32 as well, where a mistake stands out.
 """
 
+_TAKEN = "out of memory", "busy or unavailable"  # errors of a device that other processes use, perhaps for now
 _STEPS = 8  # of the client that makes most of them; the others make theirs in proportion
 _spent = 0.0  # seconds that trials of this process took
 _known: dict[str, Any] = {}  # what they have shown, where the file cannot be written
@@ -82,8 +84,8 @@ class Outcome(NamedTuple):
         backend: the one that is admitted.
         gain: how many times as fast as the loop it trains.
         left_out: why others are not admitted.
-        late: the seconds that were allowed, if one was not done in time: with twice as many all are tried again. 0 if
-            all were done, or hung for `LIMIT`; below 0 if nothing was tried.
+        late: the seconds that were allowed, if one was not done in time, or others had taken the device: with twice as
+            many all are tried again. 0 if all were done, or hung for `LIMIT`; below 0 if nothing was tried.
     """
 
     backend: str = "loop"
@@ -128,7 +130,8 @@ def name_device(device: torch.device) -> str:
     with suppress(RuntimeError, AssertionError):
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
-            versions += [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
+            platform = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+            versions += [platform, f"cuDNN {torch.backends.cudnn.version()}"]
     return f"{name} ({', '.join(versions)})"
 
 
@@ -140,7 +143,7 @@ def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
     steps = [n for job, _, _ in groups for n in job.batches.steps]
     clients, equality = 1 << (len(steps) - 1).bit_length(), 4 * sum(steps) // (len(steps) * max(steps))
     looks = sorted({_look(group) for group in groups})
-    known = json.dumps([version_of("layer-surgery"), sorted(candidates), clients, equality, len(looks), looks])
+    known = json.dumps([_own_code(), _surroundings(), sorted(candidates), clients, equality, len(looks), looks])
     names = " and ".join(sorted({type(job.model).__name__ for job, _, _ in groups}))
     return f"{names} {hashlib.sha256(known.encode()).hexdigest()[:16]}"
 
@@ -189,6 +192,28 @@ def _held(function: FunctionType) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
+@cache
+def _own_code() -> str:
+    """Return a digest of the engine's files; the package's version says too little while it is developed."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+_SWITCHES = ("CUDA_", "CUBLAS", "CUDNN_", "PYTORCH_", "NVIDIA_TF32")
+
+
+def _surroundings() -> list[str]:
+    """Return the driver, and the variables by which CUDA and torch choose kernels and memory."""
+    chosen = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SWITCHES) and name != "CUDA_VISIBLE_DEVICES"
+    ]
+    with suppress(OSError):
+        chosen.append(Path("/proc/driver/nvidia/version").read_text())
+    return chosen
+
+
 # The file
 
 
@@ -229,7 +254,8 @@ def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: 
     if current().size > 1:
         return Outcome(left_out={names: "no backend is tried in runs over several ranks"}, late=-1.0)
     began = time.monotonic()
-    allowed = SHARE * rounds * _seconds_of_round(groups) - _spent
+    part = SHARE * rounds
+    allowed = part * _seconds_of_round(groups, (LEAST + _spent) / part) - _spent
     if known and allowed < 2 * known.late:
         return known
     if allowed < LEAST:
@@ -243,7 +269,8 @@ def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: 
             except Exception as error:  # of anything that a model, or an objective, is made of
                 why = f"what trains cannot be sent to another process: {reason(error)}"
                 return Outcome(left_out={names: why}, late=-1.0)
-            return _compare(trial, candidates, groups[0][0].device, groups[0][0].precision.deterministic, allowed)
+            job = groups[0][0]
+            return _compare(trial, candidates, job.device, job.precision.deterministic, began + allowed)
     except OSError as error:
         return Outcome(left_out={names: f"no process could be started: {reason(error)}"}, late=-1.0)
     finally:
@@ -251,10 +278,13 @@ def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: 
 
 
 def _compare(
-    trial: Path, candidates: Mapping[str, Backend], device: torch.device, deterministic: bool, allowed: float
+    trial: Path, candidates: Mapping[str, Backend], device: torch.device, deterministic: bool, end: float
 ) -> Outcome:
-    """Let one candidate after another train, each in a process; all of these start at once, and wait for their turn."""
-    end = time.monotonic() + allowed
+    """Let one candidate after another train, each in a process, until `end` of `time.monotonic`.
+
+    All processes start at once, and wait for their turn.
+    """
+    allowed = end - time.monotonic()
     gains, left_out, late = {"loop": 1.0}, {}, 0.0
     if device.type == "cuda":
         torch.cuda.empty_cache()  # for the others
@@ -265,6 +295,7 @@ def _compare(
             try:
                 child.communicate(f"{limit}\n".encode(), limit)
                 gains[name], why = _judge(trial.with_name(name), child.returncode, deterministic)
+                late = allowed if any(words in why for words in _TAKEN) else late
             except subprocess.TimeoutExpired:
                 _kill(child)
                 why = f"it was not done within {limit:.0f} s"
@@ -285,7 +316,7 @@ def _start(trial: Path, name: str, device: torch.device) -> subprocess.Popen:
     paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with trial.with_name(f"{name}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable or "", "-c", program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -298,7 +329,7 @@ def _kill(child: subprocess.Popen) -> None:
     """End a process and all that it has started."""
     if child.poll() is None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
         with suppress(subprocess.TimeoutExpired):  # one that waits in a driver may not even die
             child.wait(5)
     if child.stdin and not child.stdin.closed:
@@ -354,15 +385,20 @@ def _few(group: Group, clients: int, longest: int) -> Group:
     return job, *tree_map(lambda t: t[:1].clone().expand(clients, *t.shape[1:]), (starts, context))
 
 
-def _seconds_of_round(groups: Sequence[Group]) -> float:
-    """About how long the loop takes for these clients, from a few steps of one of each group."""
-    seconds = 0.0
+def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
+    """About how long the loop takes for these clients, from a few steps of one of each group.
+
+    The first time takes longer, since libraries set themselves up: if even that is below `least`, it is the last.
+    """
+    ones = [_few(group, 1, group[0].batches.steps[0]) for group in groups]
+    times = [sum(job.batches.steps) / one[0].batches.steps[0] for one, (job, _, _) in zip(ones, groups)]
+
+    def seconds() -> float:
+        each = [_clock(partial(loop, [one]), one[0].device)[1] for one in ones]
+        return sum(map(operator.mul, each, times))
+
     with shown(None):
-        for group in groups:
-            one = _few(group, 1, group[0].batches.steps[0])
-            *_, each = _measure(loop, [one])
-            seconds += each / sum(one[0].batches.steps) * sum(group[0].batches.steps)
-    return seconds
+        return first if (first := seconds()) < least else min(seconds(), seconds())
 
 
 class _Pickler(pickle.Pickler):
@@ -397,6 +433,8 @@ def _function(code: bytes, names: tuple[str, str, str], defaults: Any, keywords:
 
 def attend(trial: str, name: str, device: str) -> None:
     """Wait for the word to begin, try one candidate, and leave what was found beside the trial."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, Linux ends this and not the run
     limit = sys.stdin.readline()  # all is imported, and no device is in use yet
     if not limit:  # the run has ended
         return

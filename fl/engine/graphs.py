@@ -155,6 +155,16 @@ def is_in_vain(models: Iterable[nn.Module]) -> bool:
     return any(_KEPT[model].made >= _TOO_MANY for model in models if model in _KEPT)
 
 
+def may_starve(group: Group) -> bool:
+    """Return whether kernels of several streams may wait for each other for ever, which a short trial need not show.
+
+    Those of cuDNN's batch norm for channels last keep the whole device busy until all their blocks have met.
+    """
+    job, _, _ = group
+    norms = nn.modules.batchnorm._BatchNorm
+    return job.precision.channels_last and any(isinstance(module, norms) for module in job.model.modules())
+
+
 def _meaning(group: Group) -> tuple:
     """Return everything that a capture contains: two groups for which it is the same share their graphs."""
     job, starts, context = group

@@ -18,6 +18,7 @@ from fl.engine.objectives import Ascent, Batch
 from fl.engine.precision import plain_attention
 from fl.engine.progress import count
 from surgery import State
+from surgery.transfer import upload
 
 
 class _Padding(TorchFunctionMode):
@@ -56,7 +57,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     """
     job.model.train()
     steps = job.batches.steps
-    order = torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])).to(job.device, non_blocking=True)
+    order = upload(torch.tensor(sorted(range(len(steps)), key=lambda k: -steps[k])), job.device)
     rest, rows = tree_map(lambda t: t.index_select(0, order), (starts, job.batches.rows))
     context = tree_map(lambda t: t.index_select(0, order) if t.stride(0) else t, context)  # shared values stay shared
     params = {name: rest.pop(name) for name in job.trainable()}
@@ -102,7 +103,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
 
     back = order.argsort()
     states = {**rest, **params}
-    counts = torch.tensor(steps).to(job.device, non_blocking=True)
+    counts = upload(torch.tensor(steps), job.device)
     return Results({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
 
 

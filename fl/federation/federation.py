@@ -174,7 +174,8 @@ class Federation:
                     "a method that starts several models from different weights needs a function that makes them: "
                     "model=MyNet in the place of a module, or Federation(create=...)"
                 )
-            model = self.create(generator).to(self.data.device, non_blocking=True)
+            device = self.data.device
+            model = self.create(generator).to(device, non_blocking=device.type == "cuda")  # elsewhere it must wait
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def zeros(self) -> State:

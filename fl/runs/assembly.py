@@ -29,6 +29,7 @@ from fl.models.search import maximum
 from fl.models.sources import find_source
 from fl.settings import Config
 from fl.settings.extensions import EXTENSIONS, model_change
+from surgery.errors import first_line
 from zoo import Spec, ZooError
 
 _log = logging.getLogger("fl")
@@ -355,7 +356,7 @@ def pick_device(name: str) -> torch.device:
             raise RuntimeError("there are cpu, cuda (cuda:0, cuda:1, ...) and mps")
         if device.type == "mps" and not torch.backends.mps.is_available():
             raise RuntimeError("torch finds no GPU of Apple's here")
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).add(1).item()  # it is there, has memory left, and this torch computes on it
     except (RuntimeError, AssertionError) as error:
-        raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise FLError(f"device {name!r} cannot be used: {first_line(error)}; choose another, or --device cpu") from None
     return device

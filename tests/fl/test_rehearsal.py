@@ -17,6 +17,7 @@ from launch_counts import CASES, measure
 from pretend_gpu import Forbidden
 from rounds import on_gpu
 from selection import some
+from torch import nn
 
 import surgery
 from fl.algorithms import ALGORITHMS
@@ -26,6 +27,7 @@ from fl.engine import BACKENDS, SGD, admission, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
+from fl.runs.assembly import pick_device
 from fl.runs.round import one_round
 from fl.runs.state import RunState
 from fl.settings.command_line import parse
@@ -337,6 +339,32 @@ def test_what_a_trial_measures_on_the_device(pretended, make_federation):
     assert min(found["seconds"]) > 0
 
 
+def test_a_device_that_cannot_compute_is_refused_before_anything_is_made(pretended, monkeypatch):
+    def ones(*given, **named):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\n(and more)")
+
+    assert str(pick_device("auto")) == "cuda"
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(FLError, match=r"'cuda'.*no kernel image.*--device cpu"):
+        pick_device("auto")
+
+
+def test_copies_that_do_not_wait_are_for_cuda_alone(make_federation, monkeypatch):
+    """Another device may read the host's memory when it already holds something else."""
+    asked, to = [], torch.Tensor.to
+
+    def seen(tensor, *given, **named):
+        asked.append(named.get("non_blocking", False) or True in given[2:])
+        return to(tensor, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", seen)
+    fed = make_federation("cnn")
+    fed.initial(torch.Generator().manual_seed(1))
+    train([fed.group(fed.model, surgery.broadcast(fed.initial(), 2), [0, 2], LocalObjective(), Rng(0, 1))], "vmap")
+    assert asked
+    assert not any(asked)
+
+
 @pytest.mark.usefixtures("pretended")
 def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_federation, monkeypatch):
     offered = []
@@ -348,6 +376,14 @@ def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_
     train([(in_layout, *rest)])
     train([(job, *rest)] * 2)
     assert offered == [["vmap", "graphs"], ["vmap"], ["graphs"], ["graphs"]]
+    norms = nn.Sequential(
+        nn.Flatten(0), nn.Unflatten(0, (-1, 1, 8, 8)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 3)
+    )
+    normed = on_gpu(make_federation(norms))
+    normed = normed.with_local(precision=normed.local.precision._replace(channels_last=True))
+    start = surgery.broadcast(normed.initial(), 2)
+    train([normed.group(normed.model, start, [0, 2], LocalObjective(cross_entropy), Rng(0, 1))])
+    assert len(offered) == 4  # batch norm for channels last may hang on several streams: nothing is left to try
 
 
 def test_full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_federation, monkeypatch):

@@ -13,6 +13,7 @@ from rounds import made, on_gpu, results
 from torch.utils.data import TensorDataset
 
 import fl
+import fl.run
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset, fingerprint, folder, load, mapped
@@ -52,6 +53,22 @@ def test_results_are_those_of_data_on_the_device(tmp_path, case):
         fl.simulate(config, tmp_path / where, dataset=own_data(case))
         found.append(results(tmp_path / where))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_the_command_leaves_samples_where_they_are_to_lie(pretended, tmp_path, monkeypatch, where):
+    """A device with too little memory never gets all of them."""
+    moved, to = [], Dataset.to
+
+    def seen(data, device, *place):
+        moved.append(to(data, device, *place))
+        return moved[-1]
+
+    monkeypatch.setattr(Dataset, "to", seen)
+    flags = ["--samples", "60", "--clients", "2", "--participants", "2", "--rounds", "1", "--local-epochs", "1"]
+    flags += ["--width", "0.1", "--device", "cuda", "--backend", "loop", "--out", str(tmp_path), "--name", "a"]
+    assert fl.run.main([*flags, "--data-on", where]) == 0
+    assert {data.x.is_cuda for data in moved} == {where == "device"}
 
 
 @pytest.mark.slow

@@ -3,9 +3,13 @@
 import errno
 import io
 import json
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from fl.base.rng import Rng
 from fl.data import load
 from fl.engine import Precision, admission, objectives, train
 from fl.engine.admission import Outcome
+from fl.engine.eager import Replica
 from fl.engine.losses import by_name
 from fl.federation.local_training import LocalObjective
 from fl.runs import checkpoint
@@ -260,6 +265,18 @@ def test_what_a_choice_holds_for(make_federation):
     assert len({first, *other}) == 1 + len(other)
 
 
+def test_a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monkeypatch):
+    keys = [admission.describe(groups, {})]
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.setenv(name, "1")
+        keys.append(admission.describe(groups, {}))
+    monkeypatch.setattr(admission, "_own_code", lambda: "changed")
+    keys.append(admission.describe(groups, {}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # another of the same kind
+    assert admission.describe(groups, {}) == keys[-1]
+    assert len({*keys}) == 5
+
+
 @pytest.mark.parametrize(
     "objective",
     [
@@ -285,11 +302,72 @@ def test_objectives_travel_to_another_process(make_federation, tmp_path, objecti
 def test_what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatch):
     offer(monkeypatch, "quick")
     allowed = []
-    monkeypatch.setattr(admission, "_seconds_of_round", lambda groups: 50.0)
-    monkeypatch.setattr(admission, "_compare", lambda *given: allowed.append(given[-1]) or Outcome(late=given[-1]))
+    monkeypatch.setattr(admission, "_seconds_of_round", lambda *_: 50.0)
+
+    def compare(*given):
+        allowed.append(given[-1] - time.monotonic())
+        return Outcome(late=allowed[-1])
+
+    monkeypatch.setattr(admission, "_compare", compare)
     for rounds in (20, 30, 45):  # of 50 s, of which a fiftieth is a second
         train(groups, "auto", {}, rounds)
     assert allowed == pytest.approx([20, 45], abs=1)
+
+
+def test_a_device_that_others_have_taken_is_tried_again(groups, monkeypatch, tmp_path):
+    """... by a run of twice the length; what raises for another reason is not."""
+    monkeypatch.setattr(admission, "_start", lambda *given: SimpleNamespace(communicate=lambda *_: None, returncode=0))
+    monkeypatch.setattr(admission, "_kill", lambda child: None)
+    for error, again in (
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+    ):
+        (tmp_path / "vmap.json").write_text(json.dumps({"error": error}))
+        end = time.monotonic() + 30
+        found = admission._compare(tmp_path / "trial", {"vmap": None}, torch.device("cpu"), True, end)
+        assert found.left_out == {"vmap": error}
+        assert (found.late > 29) == again
+        assert found.late == 0 or again
+
+
+@pytest.mark.parametrize("name", ["hangs", "slow"])
+def test_a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatch, name):
+    """A fiftieth of the run, with all that it takes: the loop's steps, writing, processes that import, and their end.
+
+    One whose turn comes when nothing is left has a second.
+    """
+    offer(monkeypatch, "hangs", name)
+    monkeypatch.setattr(admission, "LEAST", 2.0)
+    monkeypatch.setattr(admission, "_seconds_of_round", lambda *_: time.sleep(1) or 1.0)
+    began = time.monotonic()
+    train(groups, "auto", chosen := {}, 150)
+    assert time.monotonic() - began < 3 + 2 + 1.5
+    assert list(chosen.values()) == ["loop"]
+
+
+@pytest.mark.parametrize("clients", [(0,), (2, 0, 3)])
+def test_a_run_that_is_too_short_to_try_makes_hardly_a_step_more(make_federation, monkeypatch, childless, clients):
+    """At most those of one of its rounds, to know how short it is."""
+    offer(monkeypatch, "quick")
+    made, step = [], Replica.step
+    monkeypatch.setattr(Replica, "step", lambda *given: made.append(1) or step(*given))
+    groups = groups_of(make_federation("cnn"), objectives.cross_entropy, clients)
+    train(groups, "loop")
+    of_a_round = len(made)
+    train(groups, "auto", {}, 100)
+    assert len(made) <= 3 * of_a_round
+
+
+def test_a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_path):
+    score = Path("/proc/self/oom_score_adj")
+    if not score.exists():
+        pytest.skip("this system has no such score")
+    program = "from fl.engine.admission import attend; attend('trial', 'quick', 'cpu'); print(open('{}').read())"
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(score)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert int(done.stdout) == 1000
 
 
 def test_a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
