@@ -4,16 +4,23 @@
     python benchmarks/others.py ours_align              # one of them: exit status 0 if it holds
     python benchmarks/others.py --table                 # the stored results as the page shows them
 
+A claim may return numbers. Those of features that have a page become the sentence behind a mark on it.
+
 A claim about mergekit or FusionBench runs in the Python of an environment that has it. Git Re-Basin's and Net2Net's
 codes are no packages (JAX scripts, Lua): what is said of them has a link instead.
 """
 
 import argparse
+import copy
 import importlib.metadata
 import json
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -256,9 +263,148 @@ def fusionbench_recombine() -> None:
     assert not whole_layers([net.state_dict() for net in recombine_state_dict(numbered())])
 
 
+def resnet(classes: int = 10) -> nn.Module:
+    """A ResNet-18 of timm."""
+    import timm
+
+    torch.manual_seed(0)
+    return timm.create_model("resnet18", num_classes=classes).eval()
+
+
+def dropped(net: nn.Module, layer: nn.Module, function: str, positions: list[int]) -> None:
+    """Drop given outputs of a layer by torch-pruning."""
+    import torch_pruning as tp
+
+    graph = tp.DependencyGraph().build_dependency(net, example_inputs=IMAGE)
+    graph.get_pruning_group(layer, getattr(tp, function), idxs=positions).prune()
+
+
+def pruning_drop() -> dict[str, float]:
+    """It drops given channels of a ResNet-18 as `surgery.pruning.drop` does; a Vision Transformer without the first
+    head does not run, where ours does."""
+    import surgery
+
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(7):
+        net, other, start = resnet(), resnet(), time.perf_counter()
+        net, _ = surgery.pruning.drop(net, {"layer1.0.conv1": [2, 6, 9]}, example=IMAGE)
+        middle = time.perf_counter()
+        dropped(other, other.layer1[0].conv1, "prune_conv_out_channels", [2, 6, 9])
+        seconds["ours"].append(middle - start)
+        seconds["theirs"].append(time.perf_counter() - middle)
+    assert same(net, other)
+    net, name = vit(), "blocks.0.attn.qkv"
+    head = [part * 48 + position for part in range(3) for position in range(12)]
+    small, _ = surgery.pruning.drop(net, {name: head}, example=IMAGE)
+    assert small(IMAGE).shape == (2, 10)
+    dropped(net, net.blocks[0].attn.qkv, "prune_linear_out_channels", head)
+    try:
+        net(IMAGE)
+    except RuntimeError:
+        return {"ratio": statistics.median(seconds["ours"]) / statistics.median(seconds["theirs"])}
+    raise AssertionError("it runs")
+
+
+def pruning_zeros() -> dict[str, float]:
+    """It has no call for zero channels; those that a norm makes nonzero change the outputs, and ours keeps them."""
+    import surgery
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3)).eval()
+    net[1].bias.data.uniform_(0.1, 1)
+    zero = [1, 5, 6, 11]
+    net[0].weight.data[zero] = net[0].bias.data[zero] = 0
+    quiet = zero[:2]
+    net[1].bias.data[quiet] = 0
+    full = net(IMAGE)
+    small, _ = surgery.pruning.drop_zeros(net, example=IMAGE)
+    assert small[0].out_channels == 16 - len(quiet)
+    assert torch.allclose(small(IMAGE), full, atol=1e-6)
+    dropped(net, net[0], "prune_conv_out_channels", zero)
+    lost = ((net(IMAGE) - full).norm() / full.norm()).item()
+    assert lost > 0.01
+    return {"lost": lost}
+
+
+def pruning_optimizer() -> dict[str, float]:
+    """An optimizer made before holds few of the parameters afterwards; after `surgery.optimizers.follow` all."""
+    import torch_pruning as tp
+
+    import surgery
+
+    net = resnet()
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(IMAGE).sum().backward()
+    optimizer.step()
+
+    def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        tensors = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        return sum(id(tensor) in tensors for tensor in model.parameters())
+
+    small, plan = surgery.narrow(net, 0.5, IMAGE)
+    count = len([*small.parameters()])
+    moved = surgery.optimizers.follow(optimizer, net, small, plan)
+    assert held(small, moved) == count
+    assert all(moved.state[tensor]["exp_avg"].shape == tensor.shape for tensor in small.parameters())
+    importance = tp.importance.MagnitudeImportance()
+    tp.pruner.BasePruner(net, IMAGE, importance, pruning_ratio=0.5, ignored_layers=[net.fc]).step()
+    assert held(net, optimizer) < count
+    return {"held": held(net, optimizer), "all": count}
+
+
+def torch_load() -> dict[str, float]:
+    """Of a checkpoint with a prefix torch takes nothing, without an error; with other shapes torch and timm raise."""
+    import timm
+
+    import surgery
+
+    state = surgery.state(resnet(10))
+    parallel = {f"module.{name}": tensor for name, tensor in state.items()}
+    _, fit = surgery.load(resnet(3), parallel, fit="corner")
+    unused = resnet(3).load_state_dict(parallel, strict=False).unexpected_keys
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(parallel, f"{folder}/model.pth")
+        for attempt in (
+            lambda: resnet(3).load_state_dict(state, strict=False),
+            lambda: timm.models.load_checkpoint(resnet(3), f"{folder}/model.pth", strict=False),
+        ):
+            try:
+                attempt()
+            except RuntimeError:  # size mismatch
+                continue
+            raise AssertionError("it takes other shapes")
+    return {"taken": len(fit.taken), "cut": len(fit.cut), "all": len(state), "torch": len(parallel) - len(unused)}
+
+
+def transformers_vocabulary() -> dict[str, float]:
+    """`resize_token_embeddings` keeps the first tokens alone, and then names a padding token that is gone; the rows of
+    new tokens are random."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import surgery
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    net = LlamaForCausalLM(LlamaConfig(vocab_size=40, pad_token_id=30, tie_word_embeddings=False, **sizes)).eval()
+    kept, ids = [1, 2, 5, 7, 30], torch.tensor([[2, 7, 5]])
+    small = surgery.vocabulary.keep(net, kept).model
+    error = (small(torch.tensor([[1, 3, 2]])).logits - net(ids).logits[..., kept]).abs().max().item()
+    assert small.config.pad_token_id == 4
+    assert error < 1e-6
+    cut = copy.deepcopy(net)
+    cut.resize_token_embeddings(20)
+    assert torch.equal(cut.model.embed_tokens.weight, net.model.embed_tokens.weight[:20])
+    assert cut.config.pad_token_id == 30
+    grown = [copy.deepcopy(net) for _ in range(2)]
+    for one in grown:
+        one.resize_token_embeddings(42)
+    assert not torch.equal(*(one.model.embed_tokens.weight for one in grown))
+    return {"rows": 20, "pad": cut.config.pad_token_id}
+
+
 BASIN = "https://github.com/samuela/git-re-basin/blob/main/src/weight_matching.py"
 NET2NET = "https://github.com/soumith/net2net.torch"
-ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
+ROWS: dict[str, dict[str, Callable[[], dict[str, float] | None] | str]] = {
     "narrow any model": {"surgery": ours_narrow, "torch-pruning": pruning_narrow},
     "save what was cut": {"surgery": ours_plan, "torch-pruning": pruning_plan},
     "permute widths, heads as well": {"surgery": ours_permute, "torch-pruning": pruning_grows},
@@ -279,8 +425,67 @@ ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
     "recombine layers of models": {"surgery": ours_recombine, "FusionBench": fusionbench_recombine},
     "merge by data": {"surgery": ours_informed, "mergekit": mergekit_informed},
     "merge by Arcee fusion, RAM": {"mergekit": mergekit_more},
+    "drop given channels": {"torch-pruning": pruning_drop},
+    "drop zero channels": {"torch-pruning": pruning_zeros},
+    "go on with the optimizer": {"torch-pruning": pruning_optimizer},
+    "load what fits": {"torch, timm": torch_load},
+    "other vocabularies": {"transformers": transformers_vocabulary},
 }  # fmt: skip
 CLAIMS = {claim.__name__: claim for row in ROWS.values() for claim in row.values() if callable(claim)}
+
+
+MIDTRAINING, VOCABULARY = "docs/guides/midtraining.md", "docs/guides/vocabulary.md"
+SENTENCES = {
+    "pruning_drop": (
+        MIDTRAINING,
+        "torch-pruning {torch-pruning} drops given channels of a ResNet-18 with the same result; `drop`, which "
+        "also checks the outputs, takes {ratio:.1f} times as long. Without its first head a Vision Transformer "
+        "does not run there; `drop` also sets the attention's numbers.",
+    ),
+    "pruning_zeros": (
+        MIDTRAINING,
+        "torch-pruning has no call for zero channels. Dropped by hand, those that a batch norm makes nonzero "
+        "changed the outputs by {lost:.0%}.",
+    ),
+    "pruning_optimizer": (
+        MIDTRAINING,
+        "After torch-pruning {torch-pruning}, an AdamW made before holds {held} of a ResNet-18's {all} parameters "
+        "and trains no others; after `follow` it holds all.",
+    ),
+    "torch_load": (
+        MIDTRAINING,
+        "For 3 classes in place of 10 and names with `module.`, `load` with `fit='corner'` takes {taken} of a "
+        "ResNet-18's {all} tensors whole and cuts {cut}. torch's `load_state_dict(strict=False)` takes {torch} "
+        "without an error, and raises for the shapes when the prefix is off; so does timm {timm}'s "
+        "`load_checkpoint`, which takes the prefix off.",
+    ),
+    "transformers_vocabulary": (
+        VOCABULARY,
+        "`resize_token_embeddings` of transformers {transformers} keeps the first tokens only: cut to {rows} "
+        "tokens, a Llama still says `pad_token_id={pad}`. Rows that it adds are random.",
+    ),
+}
+"""Numbers of a claim in a sentence, and the page that has it behind a mark."""
+
+
+def sentences(stored: dict) -> dict[str, tuple[str, str]]:
+    """By claim the page, and the sentence with the stored numbers and versions."""
+    numbers = {name: stored["versions"] | found.get("numbers", {}) for name, found in stored["claims"].items()}
+    return {name: (page, text.format(**numbers[name])) for name, (page, text) in SENTENCES.items()}
+
+
+def marked(name: str) -> str:
+    """What stands above a sentence on its page."""
+    return f"<!-- made by benchmarks/others.py {name} -->"
+
+
+def write_sentences(stored: dict) -> None:
+    """Put the sentences into their pages."""
+    for name, (page, text) in sentences(stored).items():
+        path, mark = Path(__file__).parents[1] / page, f"{marked(name)}\n"
+        before, _, after = path.read_text().partition(mark)
+        lines = "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
+        path.write_text(before + mark + lines + after[re.search(r"\n\n|\n?\Z", after).start() :])
 
 
 def holds(name: str, python: str) -> dict:
@@ -290,7 +495,8 @@ def holds(name: str, python: str) -> dict:
     except subprocess.TimeoutExpired:
         return {"holds": False, "why": "it took more than 300 seconds"}
     if run.returncode == 0:
-        return {"holds": True}
+        last = run.stdout.strip().splitlines()[-1:]
+        return {"holds": True, **({"numbers": json.loads(last[0])} if last and last[0].startswith("{") else {})}
     return {"holds": False, "why": (run.stderr.strip().splitlines() or [""])[-1]}
 
 
@@ -317,7 +523,8 @@ def main() -> None:
     args = parser.parse_args()
     path = args.out / "others.json"
     if args.claim:
-        CLAIMS[args.claim]()
+        if numbers := CLAIMS[args.claim]():
+            print(json.dumps(numbers))
         return
     if args.table:
         print(table(json.loads(path.read_text())["claims"]))
@@ -327,12 +534,14 @@ def main() -> None:
     for name in CLAIMS:
         found[name] = holds(name, pythons.get(name.partition("_")[0], sys.executable))
         print(f"{name:20} {'holds' if found[name]['holds'] else 'DOES NOT HOLD: ' + found[name]['why']}", flush=True)
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "timm", "torch-pruning")}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "timm", "torch-pruning", "transformers")}
     for name, python in {"mergekit": args.mergekit, "fusion-bench": args.fusionbench}.items():
         ask = f"from importlib.metadata import version; print(version({name!r}))"
         versions[name] = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"versions": versions, "claims": found}, indent=1) + "\n")
+    stored = {"versions": versions, "claims": found}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+    write_sentences(stored)
     print(f"wrote {path}")
     sys.exit(not all(one["holds"] for one in found.values()))
 

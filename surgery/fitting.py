@@ -9,6 +9,7 @@ from surgery.errors import SurgeryError
 from surgery.names import joined, outwards
 
 How = Literal["whole", "corner"]
+_FEW = 10  # of which a smaller share fits by chance, as the norms of any two networks may
 _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
 
 
@@ -117,6 +118,13 @@ def fitted(
         raise SurgeryError(
             f"no tensor of the given state fits the model: {next(iter(given), 'nothing')!r} is there, "
             f"{next(iter(own), 'nothing')!r} here: give the state of such a model",
+            code="mismatch",
+        )
+    if _FEW * (len(taken) + len(cut)) < min(len(own), len(given)):
+        raise SurgeryError(
+            f"only {len(taken) + len(cut)} of the model's {len(own)} tensors fit any of the state's {len(given)}, such "
+            f"as {next(iter({**taken, **cut}))!r}: it is the state of another model. If these few are meant, give a "
+            "state with them alone",
             code="mismatch",
         )
     goes = {*taken.values(), *(one for one, _, _ in cut.values())}

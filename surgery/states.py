@@ -168,8 +168,8 @@ def load(model, values, *, fit=None):
         left.
 
     Raises SurgeryError if a name is missing or unknown, or if a shape differs, unless `fit` is given; with it, if
-    nothing fits, or if several prefixes fit equally well; if floating-point numbers would go into an integer tensor, or
-    if one side has no data (meta device).
+    less than a tenth of the tensors of the smaller of both fits, or if several prefixes fit equally well; if
+    floating-point numbers would go into an integer tensor, or if one side has no data (meta device).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> torch.equal(load(b, state(a)).weight, a.weight)

@@ -534,9 +534,13 @@ def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, c
 def test_what_others_can():
     from benchmarks import others
 
-    found = json.loads((RESULTS / "others.json").read_text())["claims"]
+    stored = json.loads((RESULTS / "others.json").read_text())
+    found = stored["claims"]
     assert found.keys() == others.CLAIMS.keys()
     assert all(claim["holds"] for claim in found.values())
+    for name, (page, text) in others.sentences(stored).items():
+        after = PAGES[page].partition(others.marked(name))[2].lstrip("\n")
+        assert " ".join(after.split("\n\n")[0].split()) == text
 
 
 def test_launches_before_and_after(monkeypatch):

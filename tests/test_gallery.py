@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem: path.read_text() for path in sorted((ROOT / "gallery").glob("*.py"))}
 REFERENCE = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("fl", "surgery", "zoo"))
 OURS = {"surgery", "zoo", "fl"}
-OTHERS = {"matplotlib", "numpy", "sklearn", "timm", "torch", "torchvision"}
+OTHERS = {"matplotlib", "numpy", "pandas", "sklearn", "timm", "torch", "torchvision", "transformers"}
 FAST = ("surgery_recombine", "surgery_plan_as_json")
 UNUSED = {
     "State": "a type",

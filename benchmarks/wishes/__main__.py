@@ -23,7 +23,8 @@ and writes this page.
 
 **{works} of {all} work**; {purpose} are left out on purpose, and {later} are not there yet. Lines are those of the
 function without its checks; networks and data that a user has anyway do not count. The last column says what was
-reported or asked for there; the other tools were not run.
+reported or asked for there; the other tools were not run for it. What was run is in [what others
+can](surgery.md#what-others-can).
 """
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,6 +136,23 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
         raise FLError(
             f"{folder / FILE} holds a model that this version does not have ({error}): use the version that trained it"
         ) from None
+
+
+def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
+    """Read as `read_parts`, but for a run in which clients have own models: of one of these, which is given."""
+    parts, header = _read(folder, best=False)
+    given = header["given"]
+    if not given.get("models"):
+        return read_parts(folder, model)
+    if model is None or custom_model.first(model) is not model:
+        raise FLError(
+            f"{folder} holds a run of {1 + len(given['models'])} architectures: give the one that the new clients "
+            "have, as model=models[1]"
+        )
+    for known in (given["model"], *given["models"]):
+        with suppress(FLError):
+            return spec_of(folder, header["model"], known, model), parts
+    raise FLError(f"{folder} holds a run of other architectures than this {type(model).__name__}: give one of them")
 
 
 def read_header(folder: Path) -> dict[str, Any]:

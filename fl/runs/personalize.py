@@ -78,9 +78,9 @@ def personalize(
     A new client begins with what the method would send it: the global model; of methods whose clients keep a part of
     the model, the others' part with the initial part of its own (of Local, FedProto and FedMD, which send no model,
     all of it is initial); of FeMAM the models that `fl.Pathways.join` chooses, whose logits add up and which it
-    fine-tunes as one. Of methods with several architectures it is the global one, and of clients' own models (`model=`
-    of several) the first. It trains as the clients of the run do: with their loss, optimizer and batches, at the
-    learning rate of the run's last round. Nothing in the run folder changes.
+    fine-tunes as one. Of methods with several architectures it is the global one. It trains as the clients of the run
+    do: with their loss, optimizer and batches, at the learning rate of the run's last round. Nothing in the run folder
+    changes.
 
     Args:
         run: a run folder, or the `fl.Run` that has left it.
@@ -90,7 +90,7 @@ def personalize(
         samples: fine-tune each client on so many of its training samples, for each of these numbers that it has, in
             place of all. Fewer are among more.
         held_out: the share of a client's samples that it is tested on, if `data` has no `test_owners`.
-        model: the model of your own that the run was given, if it was.
+        model: the model of your own that the run was given, if it was; of several, the one that the new clients have.
 
     Raises:
         FLError: for what is no run folder, and for data without owners, or of another kind than the run's.
@@ -115,7 +115,7 @@ def personalize(
         raise FLError(f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more")
     config = Config.read(folder)
     config.check_registered(folder)
-    spec, server = checkpoint.read_parts(folder, model)
+    spec, server = checkpoint.read_own(folder, model)
     rng = Rng(config.seed, max(1, checkpoint.read_header(folder)["round"])).apart("new clients")
     config = config.replace(dataset=GIVEN, device="auto", backend="auto")
     data, clients = _dealt(_like_the_run(data, config, spec, model), held_out, rng)

@@ -32,7 +32,7 @@ REFUSED = {
     "use_bdlora": "its factors are in blocks",
     "lora_bias": "its second factor has a bias",
     "layer_replication": "its model has layers several times",
-    "target_parameters": "it changes parameters of modules that are no layers",
+    "target_parameters": "it changes parameters of modules that are no layers, such as fused experts",
     "trainable_token_indices": "it trains some tokens of an embedding",
     "megatron_config": "its layers are Megatron's",
     "alora_invocation_tokens": "it acts after some tokens only",
@@ -43,6 +43,8 @@ REFUSED = {
 """Settings of a file that make an adapter another function than W x + scale B A x, and how."""
 CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base, so that the adapter belongs to no base that a user has."""
+
+_MERGE = "merge it into its base with peft (merge_and_unload), and go on with the merged model"
 
 HEADS = {name: ["classifier", "score"] for name in ("SEQ_CLS", "TOKEN_CLS")} | {"QUESTION_ANS": ["qa_outputs"]}
 """What peft trains whole by itself for a task_type."""
@@ -206,10 +208,12 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
         raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote", code="file")
     config = read_json(folder / CONFIG)
     if config.get("peft_type") != "LORA":
-        raise SurgeryError(f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA", code="unsupported")
+        raise SurgeryError(
+            f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA: {_MERGE}", code="unsupported"
+        )
     for key, why in REFUSED.items():
         if config.get(key):
-            raise SurgeryError(f"{folder}: {key} is not read: {why}", code="unsupported")
+            raise SurgeryError(f"{folder}: {key} is not read: {why}; {_MERGE}", code="unsupported")
     if config.get("bias", "none") != "none":
         raise SurgeryError(
             f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base", code="unsupported"

@@ -214,11 +214,12 @@ def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: s
             choice = {atom: range(n) for atom, n in kept.items() if n < atom.size}
             if cost.share(choice) > target.share:
                 what, share = cost.tightest(choice)
+                least = cost.costs[what](choice)
                 whole = stayed_whole(solution, demand, choose(solution, demand))
                 reasons = f"; {listed(seen.model, whole)}" if whole else ""
                 raise Unreachable(
-                    f"{asked} cannot be reached: {share:.1%} of the {what} are left where every width that can "
-                    f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}",
+                    f"{asked} cannot be reached: {least:,} {what} ({share:.1%}) are left where every width that can "
+                    f"shrink is at its floor: take a lower floor, another rounding or a larger target{reasons}",
                     code="target",
                 )
             return kept

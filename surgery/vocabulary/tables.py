@@ -11,6 +11,7 @@ from surgery.forward import named_tensors
 from surgery.names import hint, joined, matches, outwards
 from surgery.plain import is_settings
 from surgery.plan import Edit
+from surgery.rows import count_edits
 
 _TOKENS = re.compile(r"word|tok(en)?(?!_?type)|wte|vocab|shared|lexic", re.IGNORECASE)
 _OTHERS = re.compile(r"pos|type|seg|time|wpe", re.IGNORECASE)
@@ -100,7 +101,8 @@ def _embedding(model: nn.Module, named: Mapping[str, nn.Module]) -> str:
     if len({every[name].weight.shape[0] for name in likely}) != 1:
         raise SurgeryError(
             f"the embedding of tokens is not known among {likely}: give modules=['embedding', 'head']"
-            if likely else f"{type(model).__name__} has no nn.Embedding: give modules=['embedding', 'head']",
+            if likely else f"{type(model).__name__} has no nn.Embedding and so no tokens: name what has rows for them, "
+            "modules=['embedding', 'head'], or modules=['head'] for the classes of a classifier",
             code="ambiguous" if likely else "unsupported",
         )  # fmt: skip
     return likely[0]
@@ -150,15 +152,9 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
 def size_edits(model: nn.Module, tables: Tables, new: int) -> list[Edit]:
     """Return edits of the numbers in which modules hold the size of the vocabulary."""
     holders = {module for module, _ in tables.axes}
-    around = {place for name in holders for place in outwards(name)}
-    return [
-        {"do": "set", "module": name, "attribute": key, "value": new}
-        for name, module in model.named_modules()
-        if name in around
-        for key, value in vars(module).items()
-        if type(value) is int and value == tables.size != new and _COUNTS.search(key)
-        and (name in holders or key not in ("out_features", "num_classes"))
-    ]  # fmt: skip
+    near = {place: model.get_submodule(place) for name in holders for place in outwards(name)}
+    edits = count_edits(near, _COUNTS, tables.size, new)
+    return [e for e in edits if e["module"] in holders or e["attribute"] not in ("out_features", "num_classes")]
 
 
 def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[Edit]:

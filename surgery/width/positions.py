@@ -80,14 +80,19 @@ class TracedPositions:
 
 def as_positions(name: str, size: int, given: Any) -> list[int]:
     """Return positions as numbers; SurgeryError if they are not distinct, or none of this width."""
-    text = f"{given!r:.60}"
+    text = f"{given!r}"
+    text = text if len(text) <= 60 else f"{text[:60]} ..."
     try:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(
             f"positions of {name!r} are no list of numbers: {first_line(error)}", code="argument"
         ) from error
-    if tensor.ndim != 1 or not len(tensor) or tensor.is_floating_point() or tensor.dtype == torch.bool:
+    if tensor.dtype == torch.bool:
+        raise SurgeryError(
+            f"positions of {name!r} are numbers, and this is a mask: give mask.nonzero().flatten()", code="argument"
+        )
+    if tensor.ndim != 1 or not len(tensor) or tensor.is_floating_point():
         raise SurgeryError(
             f"positions of {name!r} are a list of at least one whole number, got {text}", code="argument"
         )

@@ -203,3 +203,16 @@ def test_a_corner_of_packed_parts_is_left_since_it_would_mix_them(small, full):
     assert packed == {*fit.left}
     _, fit = surgery.load(nn.LSTM(3, 3), nn.LSTM(4, 3).state_dict(), fit="corner")
     assert "weight_ih_l0" in fit.cut  # fewer inputs are a corner of each gate
+
+
+def test_another_model_that_shares_a_few_tensors_is_refused():
+    one, other = nn.ModuleDict(), nn.ModuleDict()
+    for k in range(11):
+        one[f"a{k}"], other[f"b{k}"] = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    one["same"], other["same"] = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+    before = surgery.state(surgery.copying.clone(one))
+    with refused("mismatch: 'same.weight'"):
+        surgery.load(one, other, fit="whole")
+    assert all(torch.equal(before[name], tensor) for name, tensor in surgery.state(one).items())
+    _, fit = surgery.load(one, {"same.weight": other["same"].weight}, fit="whole")
+    assert [*fit.taken] == ["same.weight"]

@@ -129,7 +129,12 @@ def test_a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
     assert torch.load(tmp_path / "one.pt")["1.weight"].shape == (8, 64)
     data = settings.load()
     new = fl.Dataset.from_arrays(data.x[:9], data.y[:9], data.test_x, data.test_y, [0, 1, 2] * 3, classes=10)
-    assert len(fl.personalize(tmp_path / "whole", new, model=nets).rows) == 3
+    for net in nets:
+        found = fl.personalize(tmp_path / "whole", new, epochs=1, model=net)
+        assert found.model(2).state_dict().keys() == net.state_dict().keys()
+    for unclear in (None, nets, mlp(5)):
+        with pytest.raises(fl.FLError):
+            fl.personalize(tmp_path / "whole", new, model=unclear)
     for wrong in ([cnn(), mlp(5)], [cnn()], cnn(), [mlp(), cnn()]):
         with pytest.raises(fl.FLError):
             fl.simulate(settings.replace(rounds=3), tmp_path / "parts", model=wrong, resume=True)

@@ -90,7 +90,9 @@ def folder(path, **config):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"peft_type": "IA3"}, "unsupported"),
+        *(({"peft_type": kind}, f"unsupported: {kind}") for kind in ("IA3", "LOHA", "ADALORA")),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "unsupported: target_parameters"),
+        ({"trainable_token_indices": [3]}, "unsupported: trainable_token_indices"),
         ({"use_dora": True}, "file: use_dora"),
         ({"bias": "all"}, "unsupported: 'all'"),
         ({"init_lora_weights": "pissa_niter_4"}, "unsupported: 'pissa_niter_4'"),

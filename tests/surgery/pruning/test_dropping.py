@@ -81,6 +81,7 @@ def test_wrong_positions_are_refused():
         ({"nothing": [0]}, "name"),
         ({"0": [8]}, "argument"),
         ({"0": [1, 1]}, "argument"),
+        ({"0": torch.arange(8) < 3}, "argument: nonzero"),
         ({"0": []}, "argument"),
         ({"0": "ab"}, "argument"),
         ({"0": [*range(8)]}, "width"),
