@@ -268,9 +268,7 @@ AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [*in_turn(ALGORITHMS, TAMPERED, METHODS[:4]), ("femam", KRUM), *AND_ACCEPTED],
-    scope="module",
+    ("name", "changes"), [*in_turn(ALGORITHMS, TAMPERED, METHODS[:4]), ("femam", KRUM), *AND_ACCEPTED], scope="module"
 )
 def test_attacks_and_defences_reach_what_is_sent(name, changes):
     if lacks(name, **changes):

@@ -93,10 +93,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
             {"client": 1, "model": perceptron},
             r"data that were given from Python: .*fl\.export_model\(folder, file, dataset=",
         ),
-        (
-            {"client": 1, "dataset": data},
-            r"model was given from Python: .*fl\.export_model\(folder, file, model=",
-        ),
+        ({"client": 1, "dataset": data}, r"model was given from Python: .*fl\.export_model\(folder, file, model="),
         ({"client": 1, **own, "dataset": replace(data, x=16 - data.x)}, "a run on other data"),
         ({"client": 1, **own, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "another Sequential"),
     ):

@@ -794,8 +794,7 @@ DEEPER = [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}]
 
 
 @pytest.mark.parametrize(
-    ("depths", "kind"),
-    some(itertools.product(DEEPER, [UNet, Cloned]), [*zip(DEEPER, [Cloned, Cloned, UNet])]),
+    ("depths", "kind"), some(itertools.product(DEEPER, [UNet, Cloned]), [*zip(DEEPER, [Cloned, Cloned, UNet])])
 )
 def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, kind):
     net, x = kind().eval(), torch.randn(2, 3)

@@ -754,10 +754,7 @@ ADVERSARIAL = {
     "select_for_its_shape_not_on_meta": case(
         lambda s, y: y * s.n.item() * y[:, -1].shape[-1], elements=148, n=parameter()
     ),
-    "select_that_leaves_torch": case(
-        lambda s, y: y * y[:, -1].tolist()[0][0][0],
-        refuses="width: a.weight",
-    ),
+    "select_that_leaves_torch": case(lambda s, y: y * y[:, -1].tolist()[0][0][0], refuses="width: a.weight"),
     "split_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
     ),
@@ -765,16 +762,11 @@ ADVERSARIAL = {
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), elements=209, c=12, part=4
     ),
     "split_const": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1),
-        refuses="run",
-        c=12,
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1), refuses="run", c=12
     ),
     "chunk_uneven": case(lambda s, y: torch.cat(y.chunk(4, 1)[::-1], 1), c=10, rate=0.3, elements=137),
     "tensor_split": case(lambda s, y: torch.cat(torch.tensor_split(y, 3, 1)[::-1], 1), elements=147, c=7),
-    "view_const": case(
-        lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6),
-        refuses="run",
-    ),
+    "view_const": case(lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6), refuses="run"),
     "view_interleaved": case(lambda s, y: y.view(y.shape[0], -1, 2, 6, 6).transpose(1, 2).flatten(1, 2), elements=147),
     "view_last_digit_const": case(
         lambda s, y: y.view(y.shape[0], -1, 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=147
@@ -799,30 +791,21 @@ ADVERSARIAL = {
         refuses="width: a.weight",
     ),
     "view_of_memory": case(
-        lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)),
-        refuses="width: a.weight",
-        out=4,
+        lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)), refuses="width: a.weight", out=4
     ),
     "expand_attribute": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, s.n, -1, -1) + y, elements=147, n=8),
-    "expand_const": case(
-        lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
-        refuses="run",
-    ),
+    "expand_const": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y, refuses="run"),
     "eye": case(lambda s, y: (y.movedim(1, -1) @ torch.eye(y.shape[1], **D)).movedim(-1, 1), elements=147),
     "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
     "one_hot": case(
         lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses="width: a.weight", n=8
     ),
     "tensor_of_list": case(
-        lambda s, y: y * torch.tensor(s.ws)[None, :, None, None],
-        refuses="run",
-        ws=[1.0, 2, 3, 4, 5, 6, 7, 8],
+        lambda s, y: y * torch.tensor(s.ws)[None, :, None, None], refuses="run", ws=[1.0, 2, 3, 4, 5, 6, 7, 8]
     ),
     # equal numbers that mean different things
     "width_is_side": case(
-        lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1),
-        refuses="run",
-        c=6,
+        lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1), refuses="run", c=6
     ),
     "width_is_batch": case(lambda s, y: y.transpose(0, 1) * 2 + y.transpose(0, 1).flip(0), elements=85, c=2, out=2),
     "width_is_classes": case(lambda s, y: y, elements=116, c=5),
@@ -848,14 +831,8 @@ ADVERSARIAL = {
     "flip": case(lambda s, y: y.flip(1), refuses="width: a.weight"),
     "cummax": case(lambda s, y: y.cummax(1)[0], refuses="width: a.weight"),
     "sort_first": case(lambda s, y: y * y.sort(1)[0][:, :3].mean(1, keepdim=True), refuses="width: a.weight"),
-    "kth_of_half": case(
-        lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0],
-        refuses="run",
-    ),
-    "topk_of_half": case(
-        lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True),
-        refuses="run",
-    ),
+    "kth_of_half": case(lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0], refuses="run"),
+    "topk_of_half": case(lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True), refuses="run"),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses="width: a.weight"),
     "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses="width: a.weight"),
@@ -897,12 +874,7 @@ ADVERSARIAL = {
         d=nn.Conv2d(8, 12, 1),
         out=12,
     ),
-    "pad_const": case(
-        lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)),
-        refuses="run",
-        d=nn.Conv2d(8, 12, 1),
-        out=12,
-    ),
+    "pad_const": case(lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)), refuses="run", d=nn.Conv2d(8, 12, 1), out=12),
     "halves_written": case(lambda s, y: halves_written(y), elements=147),
     "mask_buffer": case(lambda s, y: y * s.mask, elements=147, mask=torch.rand(1, 8, 1, 1, **D)),
     "mask_in_a_list": case(lambda s, y: y * s.masks[0], refuses="run", masks=[torch.rand(1, 8, 1, 1)]),
@@ -926,9 +898,7 @@ ADVERSARIAL = {
         v=parameter(4, 8),
     ),
     "weight_in_a_vector": case(
-        lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)),
-        refuses="width: a.weight",
-        w=parameter(64),
+        lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)), refuses="width: a.weight", w=parameter(64)
     ),
     "kronecker": case(
         lambda s, y: F.conv2d(y, torch.kron(s.u, s.v)[..., None, None]),

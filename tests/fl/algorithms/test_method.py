@@ -165,11 +165,7 @@ class Loose:
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
         (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (
-            named("x"),
-            {"lacks": {"masked_loss"}},
-            "lacks names some of mean_only, changed_updates, ",
-        ),
+        (named("x"), {"lacks": {"masked_loss"}}, "lacks names some of mean_only, changed_updates, "),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):

@@ -79,8 +79,7 @@ def check_round(fed, options, patterns, everybody_apart=False, rounds=2):
 
 
 @pytest.mark.parametrize(
-    ("keep", "patterns"),
-    [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})],
+    ("keep", "patterns"), [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})]
 )
 def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holders(keep, patterns):
     check_round(stepping(), NeFLOptions(keep=keep), patterns)

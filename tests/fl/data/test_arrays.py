@@ -73,10 +73,7 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"owners": np.ma.array(list("abca"), mask=[0, 1, 0, 0])}, r"owners\[1\] is masked"),
         ({"owners": np.array([1, 2, 3, 2**63], np.uint64)}, "owners has the number 9223372036854775808.*: give names"),
         ({"y": np.zeros((4, 6, 8), int)}, r"y is int64 \[4, 6, 8\]: .*task='segmentation'"),
-        (
-            {"y": np.full((4, 6, 8), 2.0)},
-            r"y is float64 \[4, 6, 8\]: .*task='segmentation'",
-        ),
+        ({"y": np.full((4, 6, 8), 2.0)}, r"y is float64 \[4, 6, 8\]: .*task='segmentation'"),
         ({"y": np.full((4, 7), 2)}, r"y is int64 \[4, 7\]: .*task='segmentation'"),
         ({"y": np.zeros((4, 2, 3)), "task": "multilabel"}, r"give \[4, D\] for multilabel, as in y.reshape\(4, -1\)"),
         ({"x": -TOKENS}, "x goes from -11 to 0: tokens go from 0"),

@@ -288,10 +288,7 @@ def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path
     cases = [(("merge", "linear", file, "inf.safetensors", *out), "'0.bias' of inf.safetensors")]
     merges = ("merge", "ties", file, file, "--base", "flipped.pt"), ("average", "flipped.pt", file)
     narrow, graft = ("narrow", "flipped.pt", "--width", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
-    for command in (
-        *((*one, *out) for one in (*merges, narrow, graft)),
-        ("inspect", "flipped.pt"),
-    ):
+    for command in (*((*one, *out) for one in (*merges, narrow, graft)), ("inspect", "flipped.pt")):
         cases.append((command, "flipped.pt"))
     cases.append((("narrow", "bad", "--width", "0.5", *out), "bad/config.json"))
     graft, pictures = ("graft", file, "--depths", "4"), ("inspect", "torchvision:resnet18", "--plot")
