@@ -309,7 +309,7 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
 def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
     config, begun = fl.Config.of(algorithm=name, samples=0, local_valid=0.2), None
     if name in NEED_ADAPTERS:
-        with pytest.raises(FLError, match=r"there are none.*: give --adapters"):
+        with pytest.raises(FLError, match="--adapters"):
             fl.build(config, table(), net(name))
         config = config.replace(adapters=NEED_ADAPTERS[name])
     with suppress(FLError):

@@ -135,7 +135,7 @@ def test_every_method_trains_on_them(method, tmp_path):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([[1, 2]], [[-100, -100]], r"y\[0\] is -100 throughout"),
+        ([[1, 2]], [[-100, -100]], r"y\[0\].*100"),
         ([[1, 2]], [[-1, 2]], "they begin at 0"),
         ([[1, -100]], [[1, 2]], "tokens go from 0"),
     ],

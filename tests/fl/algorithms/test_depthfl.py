@@ -107,12 +107,12 @@ def test_clients_predict_with_the_mean_of_their_own_exits():
 
 
 def test_what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match="after each section of a model: give --exits, and --model resnet18"):
+    with pytest.raises(FLError, match=r"--exits.*--model"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 1, 8, 8, generator=generator), torch.randn(60, 2, generator=generator)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"distils classes, .* regression: give --depthfl.distil 0"):
+    with pytest.raises(FLError, match=r"--depthfl.distil"):
         fl.build(given, numbers)
     fl.build(given.replace(depthfl=DepthFLOptions(0.0)), numbers)

@@ -129,5 +129,5 @@ def test_in_full_width_it_is_heterofl():
 
 def test_channels_that_cannot_be_followed_are_refused_before_the_first_round():
     base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
-    with pytest.raises(FLError, match=r"FedRolex cannot move the channels of ResNet: .*cannot roll"):
+    with pytest.raises(FLError, match=r"FedRolex.*ResNet"):
         fedrolex(fleet_federation(base, [(1.0, 1), (0.5, 1)], sizes=(3, 5)))

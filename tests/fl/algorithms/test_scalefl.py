@@ -96,12 +96,12 @@ def test_backends_agree(backend):
 
 
 def test_what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match="scalefl trains a classifier after each section of a model: give --exits"):
+    with pytest.raises(FLError, match="--exits"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     x, y = torch.randn(60, 1, 8, 8), torch.randn(60, 2)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"scalefl distils classes, .* regression: give --scalefl.distil 0"):
+    with pytest.raises(FLError, match=r"--scalefl.distil"):
         fl.build(given, numbers)
     _, algorithm = fl.build(given.replace(scalefl=ScaleFLOptions(0.0)), numbers)
     algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))

@@ -304,9 +304,9 @@ def test_what_does_not_go_together_is_refused(make_federation):
     fed = make_federation()
     secure = FedMROptions(secure=1)
     pytest.importorskip("nacl", reason="secure recombination needs pip install 'layer-surgery[secure]'")
-    with pytest.raises(FLError, match=r"fedmr hides .*: leave --compression\.kind out"):
+    with pytest.raises(FLError, match=r"--compression\.kind"):
         within(fedmr(fed, secure), compression=TOPK)
-    with pytest.raises(FLError, match=r"heterofl .*: leave --compression\.feedback out"):
+    with pytest.raises(FLError, match=r"--compression\.feedback"):
         within(heterofl(fed), compression=KINDS[2])
     with pytest.raises(FLError, match=r"compression\.bits"):
         within(fedavg(fed), compression=Compression("quantise", bits=1))

@@ -110,7 +110,7 @@ def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
     assert summary["best"] == {}
     assert checkpoint.read_header(tmp_path / "run")["best"] is None
     assert "none is best" in describe(summary)
-    with pytest.raises(FLError, match="has no best round: test_undefined was nan in every evaluation"):
+    with pytest.raises(FLError, match="test_undefined"):
         fl.load_model(tmp_path / "run", best=True)
     more = fl.simulate(replace(asked, rounds=3, patience=2), tmp_path / "run", resume=True)
     assert (more["rounds"], more["stopped"]) == (2, {"patience": 2, "best": None})
@@ -214,7 +214,7 @@ def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, m
     if config.evaluation.keep_best:
         assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
     else:
-        with pytest.raises(FLError, match="has not kept the model of its best round, 1: train with --keep-best"):
+        with pytest.raises(FLError, match="--keep-best"):
             fl.load_model(tmp_path / "run", best=True)
 
 

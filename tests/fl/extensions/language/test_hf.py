@@ -167,7 +167,7 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
     with pytest.raises(fl.FLError, match=r"base was drawn \(all of it\)"):
         fl.export_model(tmp_path / "drawn", tmp_path / "out", format="peft")
     fl.simulate(settings(folders, "llama", depth=(1,), **options)[0], tmp_path / "cut")
-    with pytest.raises(fl.FLError, match="--width or --depth has cut the base"):
+    with pytest.raises(fl.FLError, match=r"--width.*--depth"):
         fl.export_model(tmp_path / "cut", tmp_path / "out", format="peft")
     fl.simulate(settings(folders, "llama")[0], tmp_path / "whole")
     begun = fl.export_model(tmp_path / "whole", tmp_path / "begun.safetensors")
@@ -281,7 +281,7 @@ def test_a_run_goes_on_with_the_same_base_only(folders, tmp_path):
         fl.load_model(tmp_path / "part")
     del weights["model.norm.weight"]
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(fl.FLError, match=r"not those of LlamaForCausalLM.*model\.norm\.weight"):
+    with pytest.raises(fl.FLError, match=r"LlamaForCausalLM.*model\.norm\.weight"):
         fl.build(part)
 
 
@@ -328,9 +328,9 @@ def test_what_cannot_be_is_refused(model, folders):
 
 
 def test_other_samples_are_refused_with_the_way_out(folders):
-    with pytest.raises(fl.FLError, match=r"128 tokens: .*max_position_embeddings"):
+    with pytest.raises(fl.FLError, match=r"128.*max_position_embeddings"):
         fl.build(settings(folders, "gpt2", text=TextOptions(f"tokenizer:{folders / 'gpt2'}", length=128))[0])
-    with pytest.raises(fl.FLError, match=r"1x12x12 numbers: .*image_size"):
+    with pytest.raises(fl.FLError, match="image_size"):
         fl.build(settings(folders, "vit", pad=2)[0])
     with pytest.raises(fl.FLError, match="pad_token_id"):
         fl.build(settings(folders, "bert", model=f"hf:{folders / 'gpt2'}")[0], padded())
