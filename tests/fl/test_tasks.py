@@ -341,17 +341,6 @@ def test_a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
     assert final["local_test_neg_log_loss"] == pytest.approx(-final["local_test_loss"], rel=1e-6)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_has_the_same_metrics(tmp_path):
-    config, data = settings(metrics=["roc_auc_ovr", margin], loss=half_squared, rounds=4), table("classification")
-    fl.simulate(config, tmp_path / "whole", dataset=data, model=net)
-    fl.simulate(config, tmp_path / "part", dataset=data, model=net, on_round=lambda row: row["round"] == 2)
-    fl.simulate(config, tmp_path / "part", resume=True, dataset=data, model=net)
-    whole, part = (read(tmp_path / name / "metrics.csv") for name in ("whole", "part"))
-    assert [row | {"seconds": 0} for row in part] == [row | {"seconds": 0} for row in whole]
-    assert "test_margin" in whole[0]
-
-
 def test_a_metric_that_is_not_defined_is_left_out_of_clients_means():
     rows = [{"accuracy": 1.0, "loss": 0.0, "f1": 1.0, "roc_auc": value} for value in (0.5, float("nan"), 1.0)]
     assert evaluate.summarise_clients({"test": rows})["local_test_roc_auc"] == 0.75

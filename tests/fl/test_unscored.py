@@ -1,24 +1,18 @@
 """Tokens of text that count for nothing (prompts, padding): neither in what clients minimise nor in scores."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import NEED_ADAPTERS
 from rounds import scores
 from torch import nn
 
 import fl
-from fl.algorithms import ALGORITHMS
 from fl.data.arrays import UNSCORED
 from fl.engine import losses
 from fl.federation.cohort import classes_held
 
 WORDS, LENGTH = 11, 6
-OTHERS = {"fedgen", "fedproto", "fedbn", "fjord", "depthfl", "inclusivefl", "scalefl", *NEED_ADAPTERS}
-"""Methods that take no such data, or models that the zoo has for images alone."""
 
 
 def draws(n, seed):
@@ -119,17 +113,6 @@ def test_a_client_has_the_tokens_of_its_prompts():
     data = fl.Dataset.from_arrays([[1, 2], [3, 4]], [[-100, 5], [-100, 0]], [[1, 2]], [[-100, 5]], classes=7)
     held = classes_held(data, [torch.tensor([0]), torch.tensor([1])], [0, 1])
     assert held.int().tolist() == [[0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 1, 1, 0, 0]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(ALGORITHMS.keys() - OTHERS))
-def test_every_method_trains_on_them(method, tmp_path):
-    config = fl.Config.of(
-        algorithm=method, rounds=2, participants=3, clients=5, partition="natural", batch_size=4, model="transformer",
-        width=0.125, depth=2, local_test=0.25,
-    )  # fmt: skip
-    summary = fl.simulate(config, tmp_path / "run", dataset=text(200))
-    assert all(math.isfinite(v) for k, v in summary["final"].items() if "perplexity" in k or "loss" in k)
 
 
 @pytest.mark.parametrize(

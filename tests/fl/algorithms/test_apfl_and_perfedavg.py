@@ -138,14 +138,6 @@ def test_apfl_of_own_models_alone_is_local(federation_of, optimizer):
             assert_close(floats(found), floats(row(other["clients"], client)))
 
 
-def test_apfl_without_own_models_predicts_as_fedavg(federation_of):
-    fed = federation_of()
-    algorithm = apfl(fed, APFLOptions(alpha=0.0))
-    (*_, (server, _)) = play(algorithm, fed)
-    for found in models_of_all(algorithm, server):
-        assert_same(found, server["global"])
-
-
 def test_a_share_stays_within_its_limits(federation_of):
     """At a rate at which one step would leave them."""
     fed = federation_of(optimizer=SGD(50.0, 0.0, clip=0.01))
@@ -193,16 +185,6 @@ def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of
         assert_close(one["global"], other["global"])
         torch.testing.assert_close(seen.loss, expected.loss)
         assert_same(algorithm.client_models(one).levels[0].state(0), one["global"])
-
-
-@pytest.mark.parametrize("optimizer", some(((one,) for one in OPTIMIZERS), [(OPTIMIZERS[0],)]))
-def test_perfedavg_trains_alike_in_both_backends(federation_of, optimizer):
-    """Whatever the optimizer does with the gradient of 0 of the number that tells the halves apart."""
-    one, other = (
-        play(perfedavg(fed), fed)[-1][0]["global"]
-        for fed in (federation_of(NORMED, backend=b, optimizer=optimizer) for b in ("loop", "vmap"))
-    )
-    assert_close(floats(one), floats(other))
 
 
 def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):

@@ -63,18 +63,6 @@ def test_a_round_as_the_paper_writes_it(number, options):
         torch.testing.assert_close(tensor, sum(held) / len(held), atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["vmap", "workers"])
-def test_backends_agree(backend):
-    servers = []
-    for one in ("loop", backend):
-        _, algorithm = fl.build(
-            CONFIG.replace(backend=one, lr=0.01, batch_size=8, last_batch="filled", depthfl=DepthFLOptions(ramp=0))
-        )
-        servers.append(algorithm.round(algorithm.init(), [0, 1, 2, 3], fl.Rng(0, 1))[0]["global"])
-    torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
-
-
 def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
     fed, _ = fl.build(CONFIG)
     others = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))

@@ -175,24 +175,6 @@ def test_of__takes_some_settings_of_a_topic_as_a_mapping():
         Config.of(data={"lr": 1.0})
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"dataset": None},
-        {"dataset": 3},
-        {"partition": ["iid"]},
-        {"lr": LocalSettings()},
-        {"data": LocalSettings()},
-        {"text": 3},
-        {"architectures": None},
-        {"seed": {1}},
-    ],
-)
-def test_check__refuses_values_of_any_other_type(given):
-    with pytest.raises(FLError):
-        Config.of(**given).check()
-
-
 @pytest.mark.parametrize("given", [{"method": "fedavg"}, {"method": Chosen("fedavg", 3)}, {"method": Chosen("nope")}])
 def test_check__refuses_choices_that_are_none(given):
     with pytest.raises(FLError):
