@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from oracles import average
-from rounds import assert_same, play, row
+from rounds import assert_same, batches_of, floats, play, row
 from selection import some
 from torch import nn
 
@@ -25,7 +25,6 @@ from fl.algorithms.parts.representation import head_of
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
-from fl.engine.batches import make_batches
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
 
@@ -42,8 +41,7 @@ def trained(fed, start, client, rng, more):
     model = copy.deepcopy(fed.model).train()
     model.load_state_dict(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    made = make_batches([fed.clients.train[client]], [client], fed.local.epochs, fed.local.batch_size, rng, "cpu")
-    for rows in made.index[0]:
+    for rows in batches_of(fed, client, rng):
         x, y = fed.data.normalise(fed.data.x[rows], torch.float64), fed.data.y[rows]
         z = model[:4](x)
         optimizer.zero_grad()
@@ -63,10 +61,6 @@ def body(fed, state, x):
 def assert_close(found, expected):
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor.to(found[name].dtype), rtol=1e-9, atol=1e-10)
-
-
-def floats(state):
-    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
 
 
 def test_moon_is_the_papers_algorithm(federation_of):

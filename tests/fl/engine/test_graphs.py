@@ -20,7 +20,6 @@ from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
 from fl.federation.local_training import LocalObjective
 
 
-
 @pytest.fixture
 def captures(monkeypatch):
     """The steps that were captured: a capture is the step itself."""
