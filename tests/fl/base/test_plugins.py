@@ -1,9 +1,6 @@
 """What lies outside this project: import paths, and entry points of installed packages."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +16,6 @@ from fl.data import is_custom, is_text
 from fl.data import load as load_data
 from fl.models import custom_model
 from fl.partition import KINDS, deal
-from fl.runs import checkpoint
-
-ROOT = Path(__file__).parents[3]
 
 MODULE = """
 import numpy as np
@@ -290,34 +284,3 @@ def test_what_a_colon_meant_it_still_means(module):
     with pytest.raises(FLError, match="'timm:resnet18'"):
         fl.Config.of(model="timn:resnet18").check()
     assert find("models", "torch.nn:Linear") is nn.Linear
-
-
-@pytest.mark.slow
-def test_entry_points_of_packages(tmp_path):
-    """A package that is installed beside this project; one of its methods is broken, which stops nothing."""
-    (tmp_path / "my_package.py").write_text(
-        MODULE + "\n\nfrom fl.algorithms.fedavg import fedavg\nfrom fl.algorithms.method import Method\n\n\n"
-        "def mine(fed):\n    return fedavg(fed)\n\n\nMETHOD = Method(mine)\n"
-    )
-    info = tmp_path / "my_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    groups = {
-        "datasets": "my-table = my_package:load",
-        "models": "my-net = my_package:MyNet",
-        "algorithms": "mine = my_package:METHOD\nbroken = my_package:nothing\nfedavg = my_package:METHOD",
-    }
-    points = "".join(f"[layer_surgery.{group}]\n{lines}\n" for group, lines in groups.items())
-    (info / "entry_points.txt").write_text(points)
-    flags = "--dataset my-table --model my-net --algorithm mine --clients 2 --participants 1 --rounds 2 --name run"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-m", "fl.run", *flags.split()],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )  # fmt: skip
-    assert not done.returncode, done.stderr
-    assert "mine, seed 0: test accuracy" in done.stdout
-    assert "broken of an installed package (my_package:nothing) is left out of the algorithms" in done.stderr
-    assert "fedavg of an installed package (my_package:METHOD) is left out of the algorithms" in done.stderr
-    given = checkpoint.read_header(tmp_path / "runs/run")["given"]
-    assert given["data"]["x"].startswith("float32")
-    assert given["model"]["class"] == "MyNet"

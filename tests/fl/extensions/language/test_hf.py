@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -181,20 +180,6 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
     torch.testing.assert_close(fl.load_model(tmp_path / "tuned")(x), logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", some(["gpt2", "llama", "vit"], ["vit"]))
-def test_adapters_learn_nearly_the_same_in_bf16(name, folders, tmp_path):
-    options = AdapterOptions("lora", rank=2, dropout=0.1)
-    runs = {"plain": {}, "bf16": {"precision": "bf16"}}
-    trained, loss = {}, {}
-    for run, changes in runs.items():
-        config, _ = settings(folders, name, rounds=2, backend="loop", adapters=options, **changes)
-        summary = fl.simulate(config, tmp_path / run)
-        trained[run], loss[run] = fl.load_model(tmp_path / run).state_dict(), summary["final"]["loss"]
-    assert loss["bf16"] == pytest.approx(loss["plain"], rel=0.01)
-    assert any(not torch.equal(trained["bf16"][key], trained["plain"][key]) for key in trained["plain"])
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
 def test_the_first_logits_are_the_librarys(name, folders):
     """Of the vocabulary all logits are given, also those of numbers that the tokenizer does not have."""
@@ -345,23 +330,6 @@ def test_without_the_library_the_error_names_the_extra(folders, monkeypatch):
         fl.build(settings(folders, "gpt2")[0])
 
 
-@pytest.mark.slow
-def test_on_the_command_line(folders, tmp_path):
-    words = f"""-m fl.run --algorithm fedavg --dataset text:{folders / "notes.txt"} --partition iid --clients 3
-        --participants 3 --min-samples 1 --rounds 1 --model hf:{folders / "gpt2"} --text.length 16
-        --text.tokens tokenizer:{folders / "gpt2"} --adapters.kind lora --adapters.modules *.c_attn --out {tmp_path}
-        --name run"""
-    done = subprocess.run([sys.executable, *words.split()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "fl.export", str(tmp_path / "run"), str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 2
-
-
 def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
     torch.manual_seed(0)
     bert = transformers.BertConfig(vocab_size=320, max_position_embeddings=32, **SIZES)
@@ -460,15 +428,3 @@ def test_padding_does_not_matter_where_the_mask_hides_it():
     for name, tensor in one.items():
         if "word_embeddings" not in name:  # those of padding have moved
             torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_of_it_is_kept_and_loaded(tmp_path):
-    fl.simulate(
-        fl.Config.of(algorithm="fedavg", clients=2, rounds=1, partition="iid", batch_size=10),
-        tmp_path / "run",
-        dataset=with_mask(),
-        model=bert(),
-    )
-    net = fl.load_model(tmp_path / "run", model=bert())
-    assert net(with_mask().normalise(with_mask().test_x)).logits.shape == (20, 3)
