@@ -33,6 +33,8 @@ def name(request):
 
 FEW = METHODS[:3]
 """Methods by which one feature is tested that is the same for all."""
+every_other = pytest.mark.parametrize("name", some(ALGORITHMS, METHODS[::2]), scope="module")
+"""Marks a test of every method of which half as many cases run by default."""
 ASKED = [
     {"masked_loss": True},
     {"presence": PresenceOptions(joining=0.2, leaving=0.2)},
@@ -237,6 +239,7 @@ def test_backends_agree(name, changes):
         )
 
 
+@every_other
 def test_a_client_that_diverges_is_dropped_and_the_others_go_on(name):
     fed, _, honest = played(name)
     bad = honest[1].clients[0]
@@ -306,6 +309,7 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
     assert not changed & FROZEN
 
 
+@every_other
 def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
     config, begun = fl.Config.of(algorithm=name, samples=0, local_valid=0.2), None
     if name in NEED_ADAPTERS:
