@@ -14,6 +14,7 @@ from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.algorithms.fltrust import FLTrustOptions
 from fl.base.rng import Rng
 from fl.engine import Results
+from fl.engine.batches import make_batches
 from fl.engine.losses import cross_entropy
 from fl.federation import federation as training
 from fl.runs import evaluate
@@ -62,6 +63,17 @@ def played(algorithm, cohorts, server=None, first=1):
 def row(stack, k):
     """The k-th of the states in a stack."""
     return {name: tensor[k] for name, tensor in stack.items()}
+
+
+def floats(state):
+    """The tensors of a state that are no integers."""
+    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+
+
+def batches_of(fed, client, rng, epochs=None):
+    """The samples of each step of a client in a round."""
+    epochs, size = epochs or fed.local.epochs, fed.local.batch_size
+    return list(make_batches([fed.clients.train[client]], [client], epochs, size, rng, "cpu").index[0])
 
 
 def on_gpu(fed, **local):

@@ -19,12 +19,7 @@ REFERENCE = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in
 OURS = {"surgery", "zoo", "fl"}
 OTHERS = {"matplotlib", "numpy", "pandas", "sklearn", "timm", "torch", "torchvision", "transformers"}
 FAST = ("surgery_recombine", "surgery_plan_as_json")
-UNUSED = {
-    "State": "a type",
-    "Stack": "a type",
-    "Layer": "what `layers` returns",
-    "Section": "what `sections` returns",
-}
+UNUSED = {"State": "a type", "Stack": "a type", "Layer": "what `layers` returns", "Section": "what `sections` returns"}
 """Public names that no script writes down."""
 RUN = """
 import runpy, sys

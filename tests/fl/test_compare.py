@@ -6,7 +6,6 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
 from fl import compare
-from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedmr import FedMROptions
 from fl.analysis import groups
 from fl.analysis.groups import outcome
@@ -121,18 +120,6 @@ def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, d
 
 def cells(line):
     return re.split(" {2,}", line)
-
-
-@pytest.mark.slow
-def test_ten_methods_fit_into_160_columns(tmp_path):
-    for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5):
-        for seed in (0, 1):
-            settings, costs = {"algorithm": name, "alpha": alpha, "seed": seed}, [traffic(3e10, 3e10)]
-            own_run(tmp_path / f"{name}{seed}", [1 - 0.4 * seed], [100.0 * seed], costs, **settings)
-    lines = groups.table(found(tmp_path)).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert len(lines[0]) <= 160
-    assert cells(lines[0])[-2:] == ["MB", "seconds"]
 
 
 def test_costs_are_those_of_the_whole_run(tmp_path):

@@ -89,14 +89,8 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     assert not torch.allclose(deployed, expected)
     for asked, message in (
         ({}, r"a model of your own, Sequential: give it from Python"),
-        (
-            {"client": 1, "model": perceptron},
-            r"data that were given from Python: .*fl\.export_model\(folder, file, dataset=",
-        ),
-        (
-            {"client": 1, "dataset": data},
-            r"model was given from Python: .*fl\.export_model\(folder, file, model=",
-        ),
+        ({"client": 1, "model": perceptron}, r"fl\.export_model"),
+        ({"client": 1, "dataset": data}, r"fl\.export_model"),
         ({"client": 1, **own, "dataset": replace(data, x=16 - data.x)}, "a run on other data"),
         ({"client": 1, **own, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "another Sequential"),
     ):

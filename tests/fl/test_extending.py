@@ -464,7 +464,7 @@ class Options:
 
 def test_a_partition_cannot_hide_a_setting(monkeypatch):
     monkeypatch.setitem(KINDS, "mine", Kind(KINDS["iid"].deal, Options()))
-    with pytest.raises(FLError, match="--partition mine cannot have an option 'samples'"):
+    with pytest.raises(FLError, match=r"--partition.*'samples'"):
         check_names()
 
 
@@ -481,7 +481,7 @@ def test_what_is_no_column_is_refused(wrong, said, monkeypatch):
     with pytest.raises(FLError, match=said):
         Column(**wrong)
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"best": Column(heading="best")}))
-    with pytest.raises(FLError, match="a column cannot be called 'best'"):
+    with pytest.raises(FLError, match="'best'"):
         others(["best"])
 
 
@@ -492,10 +492,7 @@ def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, mo
         (tmp_path / f"ours/{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert [*declared("ours", "KIND", int).items()] == [("a", 1), ("b", 2), ("more", 3)]
-    for name, kind, message in (
-        ("KIND", str, r"ours\.many: KIND\['b'\] must be a str, got 2"),
-        ("TWICE", int, r"ours\.most: TWICE\['many'\]: there is another one of this name"),
-    ):
+    for name, kind, message in (("KIND", str, r"ours\.many.*KIND.*'b'"), ("TWICE", int, r"ours\.most.*TWICE.*'many'")):
         with pytest.raises(FLError, match=message):
             declared("ours", name, kind)
 

@@ -94,11 +94,7 @@ QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
     ("graphs", "heterofl", "fleet"),
-    *product(
-        ("graphs",),
-        ("fedavg",),
-        ("static batch norm", "attack", "bulyan", "privacy", "top-k", "quantised"),
-    ),
+    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "bulyan", "privacy", "top-k", "quantised")),
 ]
 
 

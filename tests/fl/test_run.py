@@ -133,22 +133,6 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
     assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
 
 
-@pytest.mark.slow
-def test_a_share_of_participants(tmp_path, capsys):
-    assert [Config.of(clients=30, participation=share).clients.cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
-    assert Config.of(clients=30, participants=1).clients.cohort() == 1
-    tiny = [flag for flag in TINY if flag not in ("--participants", "2")]
-    assert cli.main([*tiny, "--participation", "0.5", "--rounds", "1", "--out", str(tmp_path), "--name", "a"]) == 0
-    assert "\nparticipants:" not in (tmp_path / "a/config.yaml").read_text()
-    assert build(Config.read(tmp_path / "a"))[0].participants == 2
-    again = ["--config", str(tmp_path / "a/config.yaml"), "--participants", "3", "--name", "b"]
-    assert cli.main([*again, "--out", str(tmp_path)]) == 0  # a flag overrides a file, whichever of the two it has
-    assert Config.read(tmp_path / "b").clients.cohort() == 3
-    with pytest.raises(SystemExit):
-        cli.main(["--participants", "0.5"])
-    assert "a share of the clients is --participation" in " ".join(capsys.readouterr().err.split())
-
-
 def snapshot(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -1,24 +1,18 @@
 """Tokens of text that count for nothing (prompts, padding): neither in what clients minimise nor in scores."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import NEED_ADAPTERS
 from rounds import scores
 from torch import nn
 
 import fl
-from fl.algorithms import ALGORITHMS
 from fl.data.arrays import UNSCORED
 from fl.engine import losses
 from fl.federation.cohort import classes_held
 
 WORDS, LENGTH = 11, 6
-OTHERS = {"fedgen", "fedproto", "fedbn", "fjord", "depthfl", "inclusivefl", "scalefl", *NEED_ADAPTERS}
-"""Methods that take no such data, or models that the zoo has for images alone."""
 
 
 def draws(n, seed):
@@ -121,21 +115,10 @@ def test_a_client_has_the_tokens_of_its_prompts():
     assert held.int().tolist() == [[0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 1, 1, 0, 0]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(ALGORITHMS.keys() - OTHERS))
-def test_every_method_trains_on_them(method, tmp_path):
-    config = fl.Config.of(
-        algorithm=method, rounds=2, participants=3, clients=5, partition="natural", batch_size=4, model="transformer",
-        width=0.125, depth=2, local_test=0.25,
-    )  # fmt: skip
-    summary = fl.simulate(config, tmp_path / "run", dataset=text(200))
-    assert all(math.isfinite(v) for k, v in summary["final"].items() if "perplexity" in k or "loss" in k)
-
-
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([[1, 2]], [[-100, -100]], r"y\[0\] is -100 throughout"),
+        ([[1, 2]], [[-100, -100]], r"y\[0\].*100"),
         ([[1, 2]], [[-1, 2]], "they begin at 0"),
         ([[1, -100]], [[1, 2]], "tokens go from 0"),
     ],

@@ -91,9 +91,9 @@ def test_measures():
     own = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss, "local_test_accuracy": a}
            for r, loss, a in ((1, 2.0, 0.3), (2, 1.0, 0.4), (3, 3.0, 0.9))]  # fmt: skip
     assert measure("own", own) == pytest.approx(40)
-    with pytest.raises(FLError, match="do not hold what 'local' needs"):
+    with pytest.raises(FLError, match="'local'"):
         measure("local", rows)
     attacked = [row | {"attackers": float(row["round"] % 2)} for row in rows]
     assert measure("calm", attacked) == pytest.approx(16)  # rounds 12, 14, ... 20
-    with pytest.raises(FLError, match="do not hold what 'calm' needs"):
+    with pytest.raises(FLError, match="'calm'"):
         measure("calm", rows)

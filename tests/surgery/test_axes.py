@@ -295,23 +295,6 @@ def test_axes_that_do_not_fit_together_leave_the_same_to_others_either_way(a, b,
     assert_same_either_way(made)
 
 
-@pytest.mark.slow
-@many
-@given(seeds, seeds)
-def test_fixed_atoms_never_shrink_whatever_is_learned_later(seed, choice):
-    generator = random.Random(seed)
-    axis = Axis(24)
-    digit = generator.choice(regroup([axis], [2, 3, 4]))
-    fix(digit, role("needed"))
-    unify(axis, random_axis(generator, size=24))
-    segment(axis, 5, 24)
-    assert is_fixed(digit)
-    fix(axis, role("needed"))
-    unify(axis, random_axis(generator, 3, size=24))
-    regroup([axis], [4, 6])
-    assert positions(axis, keeper(choice)) == list(range(24))
-
-
 @many
 @given(seeds, seeds)
 def test_segments_divide_the_positions_of_an_axis(seed, choice):
@@ -324,25 +307,6 @@ def test_segments_divide_the_positions_of_an_axis(seed, choice):
     expected = [start + p for start, part in zip(ends, parts) for p in positions(part, keep)]
     assert positions(axis, keep) == expected
     assert positions(concatenation(parts), keep) == expected
-
-
-@pytest.mark.slow
-@many
-@given(seeds, seeds)
-def test_a_cut_makes_a_boundary_and_keeps_what_is_fixed(seed, choice):
-    generator = random.Random(seed)
-    axis = random_axis(generator)
-    size = axis.size
-    whole = is_fixed(axis)
-    at = generator.randint(0, size)
-    cut(axis, at)
-    assert sum(term.size for term in terms(axis)) == size
-    if 0 < at < size:
-        ends = np.cumsum([term.size for term in terms(axis)])
-        assert at in ends
-    assert is_fixed(axis) or not whole
-    keep = keeper(choice)
-    assert len(positions(axis, keep)) == new_size(axis, keep) <= size
 
 
 def flat(sizes, axes, keep):

@@ -3,8 +3,6 @@
 import copy
 import io
 import math
-import re
-from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -12,8 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, reject, settings
-from hypothesis import strategies as st
 from refusals import refused
 from selection import some
 from symmetric import Made
@@ -178,45 +174,7 @@ def elements(model):
     return sum(t.numel() for t in state(model).values())
 
 
-# Random networks
-
-
-def residual(c, middle):
-    inner = nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle), nn.SiLU(), nn.Conv2d(middle, c, 1)
-    return Made(lambda net, x: x + net.body(x), body=nn.Sequential(*inner))
-
-
-class Concat(Made):
-    def __init__(self, c, more):
-        super().__init__(lambda net, x: torch.cat([net.conv(x), x], 1), conv=nn.Conv2d(c, more, 3, padding=1))
-
-
-def glu(c, out):
-    return Made(lambda net, x: F.glu(net.conv(x), 1), conv=nn.Conv2d(c, 2 * out, 1))
-
-
-def shuffle(net, x):
-    b, c, h, w = x.shape
-    return x.view(b, net.groups, c // net.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
-
-
-def squeeze(c, middle):
-    return Made(
-        lambda net, x: x * net.up(F.relu(net.down(x.mean((2, 3), keepdim=True)))).sigmoid(),
-        down=nn.Conv2d(c, middle, 1), up=nn.Conv2d(middle, c, 1),
-    )  # fmt: skip
-
-
-def twice(c):
-    """A layer that is called twice, and a parameter with two roles."""
-    function = lambda net, x: net.conv(F.relu(net.conv(x) * net.scale)) + net.scale  # noqa: E731
-    return Made(function, conv=nn.Conv2d(c, c, 1), scale=torch.ones(c, 1, 1))
-
-
-def split(net, x):
-    """Sizes in an attribute."""
-    a, b = torch.split(x, net.parts, 1)
-    return torch.cat([b, net.conv(a)], 1)
+# Layers that several tests share
 
 
 class Attention(nn.Module):
@@ -247,150 +205,6 @@ class Multihead(nn.Module):
 
 def recurrent(dim, hidden):
     return Made(lambda net, x: net.lstm(x)[0], lstm=nn.LSTM(dim, hidden, batch_first=True))
-
-
-PLAIN = ("conv", "dw", "bn", "act", "residual", "concat", "se", "twice")
-SAFE = (*PLAIN, "grouped", "glu", "shuffle", "split", "pool", "transposed")
-
-
-@st.composite
-def image_nets(draw, kinds):
-    size = st.integers(2, 11)
-    c = draw(size)
-    steps = [nn.Conv2d(3, c, draw(st.sampled_from([1, 3])), padding=1)]
-    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=5)):
-        out = draw(size)
-        factor = draw(st.sampled_from([f for f in range(1, c + 1) if c % f == 0]))
-        match kind:
-            case "conv":
-                steps.append(nn.Conv2d(c, out, 3, padding=1))
-                c = out
-            case "grouped":
-                steps.append(nn.Conv2d(c, factor * out, 3, padding=1, groups=factor))
-                c = factor * out
-            case "dw":
-                steps.append(nn.Conv2d(c, c, 3, padding=1, groups=c))
-            case "transposed":
-                steps.append(nn.ConvTranspose2d(c, out, 1))
-                c = out
-            case "bn":
-                steps.append(nn.BatchNorm2d(c))
-            case "act":
-                steps.append(nn.ReLU())
-            case "pool":
-                steps.append(nn.MaxPool2d(3, 1, 1))
-            case "residual":
-                steps.append(residual(c, out))
-            case "concat":
-                steps.append(Concat(c, out))
-                c += out
-            case "se":
-                steps.append(squeeze(c, out))
-            case "twice":
-                steps.append(twice(c))
-            case "glu":
-                steps.append(glu(c, out))
-                c = out
-            case "shuffle":
-                steps.append(Made(shuffle, groups=factor))
-            case "split":
-                if c > 1:
-                    first = draw(st.integers(1, c - 1))
-                    conv = nn.Conv2d(first, first, 3, padding=1)
-                    steps.append(Made(split, parts=[first, c - first], conv=conv))
-        if c > 60:
-            break
-    side = 7 if steps[0].kernel_size[0] == 1 else 5
-    if draw(st.booleans()):
-        steps += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 4)]
-    else:
-        steps += [nn.Flatten(), nn.Linear(c * side**2, draw(size)), nn.ReLU()]
-        steps.append(nn.Linear(steps[-2].out_features, 4))
-    x = torch.randn(draw(st.integers(1, 3)), 3, 5, 5, generator=torch.Generator().manual_seed(0), **D)
-    return randomized(nn.Sequential(*steps).double(), draw(st.integers(0, 9))), x
-
-
-AGAIN = st.sampled_from([True, False, False])
-RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.floats(0.01, 1))
-hypothesis_settings = settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-DRAWN = Counter()
-
-
-@pytest.fixture(autouse=True)
-def hardly_any_draw_is_refused():
-    """A test in which `narrowed` lets most networks go would show nothing."""
-    DRAWN.clear()
-    yield
-    assert DRAWN["refused"] <= 1 + 0.1 * DRAWN["all"]
-
-
-def narrowed(model, x, rate):
-    """Narrow must not fail, unless nothing can shrink: groups of one width cannot be told from groups of another."""
-    DRAWN["all"] += 1
-    try:
-        return narrow(model, rate, x)
-    except SurgeryError as error:
-        if not re.search("fit together|share digits|mixes axes|channel shuffles|reshaped into one axis", str(error)):
-            raise
-        DRAWN["refused"] += 1
-        reject()
-
-
-def check_everything(model, x, rate, again):
-    """What holds for every network, narrowed once, or twice. -> the narrow model, its plan"""
-    before = deep(model)
-    small, plan = narrowed(model, x, rate)
-    assert_unchanged(model, before)
-    assert {m.training for m in small.modules()} == {m.training for m in model.modules()}
-    assert_plan(model, small, plan)
-    assert_true(small)
-    out = call(small, x)
-    full = call(copy.deepcopy(model), x)
-    assert out.shape == full.shape
-    assert torch.isfinite(out).all()
-    if rate == 1:
-        assert torch.equal(out, full)
-        assert all(runs is None for sources in plan.entries.values() for runs in sources[0].index)
-    assert_trains(small, x)
-    if not again:
-        return small, plan
-    smaller, inner = narrowed(small, x, 0.6)
-    composed = plan.compose(inner)
-    for name, tensor in composed.extract(state(model)).items():
-        assert torch.equal(tensor, state(smaller)[name])
-    rebuilt = composed.build(model)
-    assert torch.equal(call(rebuilt, x), call(smaller, x))
-    return small, plan
-
-
-@pytest.mark.slow
-@given(net=image_nets(PLAIN), rate=RATES, again=AGAIN)
-@settings(hypothesis_settings, max_examples=16)
-def test_random_plain_networks_get_exactly_their_share(net, rate, again):
-    model, x = net
-    small, plan = check_everything(model, x, rate, again)
-    assert_zero_oracle(model, small, plan, x)
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    narrowed = [m for m in small.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    joined = {id(step) for step in model.modules() if isinstance(step, nn.Conv2d) and step.groups > 1}
-    seen_concat = any(isinstance(m, Concat) for m in model.modules())
-    for old, new in zip(layers[:-1], narrowed[:-1]):
-        if seen_concat or id(old) in joined:  # several widths in a row, each rounded
-            continue
-        width = "out_channels" if isinstance(old, nn.Conv2d) else "out_features"
-        assert getattr(new, width) == max(1, math.ceil(round(rate * getattr(old, width), 9)))
-
-
-@pytest.mark.slow
-@given(net=image_nets(SAFE), rate=RATES, again=AGAIN)
-@settings(hypothesis_settings, max_examples=25)
-def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, again):
-    model, x = net
-    small, plan = check_everything(model, x, rate, again)
-    assert_zero_oracle(model, small, plan, x)
-    for width in surgery.widths(model, x, rate):
-        assert width.kept == width.size or width.kept == max(1, math.ceil(round(rate * width.size, 9)))
-        assert width.kept == width.size or not width.reason
 
 
 # Another implementation of the same analysis
@@ -754,10 +568,7 @@ ADVERSARIAL = {
     "select_for_its_shape_not_on_meta": case(
         lambda s, y: y * s.n.item() * y[:, -1].shape[-1], elements=148, n=parameter()
     ),
-    "select_that_leaves_torch": case(
-        lambda s, y: y * y[:, -1].tolist()[0][0][0],
-        refuses="width: a.weight",
-    ),
+    "select_that_leaves_torch": case(lambda s, y: y * y[:, -1].tolist()[0][0][0], refuses="width: a.weight"),
     "split_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
     ),
@@ -765,16 +576,11 @@ ADVERSARIAL = {
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.part, 1), 1)], 1), elements=209, c=12, part=4
     ),
     "split_const": case(
-        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1),
-        refuses="run",
-        c=12,
+        lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1), refuses="run", c=12
     ),
     "chunk_uneven": case(lambda s, y: torch.cat(y.chunk(4, 1)[::-1], 1), c=10, rate=0.3, elements=137),
     "tensor_split": case(lambda s, y: torch.cat(torch.tensor_split(y, 3, 1)[::-1], 1), elements=147, c=7),
-    "view_const": case(
-        lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6),
-        refuses="run",
-    ),
+    "view_const": case(lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6), refuses="run"),
     "view_interleaved": case(lambda s, y: y.view(y.shape[0], -1, 2, 6, 6).transpose(1, 2).flatten(1, 2), elements=147),
     "view_last_digit_const": case(
         lambda s, y: y.view(y.shape[0], -1, 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=147
@@ -799,30 +605,21 @@ ADVERSARIAL = {
         refuses="width: a.weight",
     ),
     "view_of_memory": case(
-        lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)),
-        refuses="width: a.weight",
-        out=4,
+        lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)), refuses="width: a.weight", out=4
     ),
     "expand_attribute": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, s.n, -1, -1) + y, elements=147, n=8),
-    "expand_const": case(
-        lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
-        refuses="run",
-    ),
+    "expand_const": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y, refuses="run"),
     "eye": case(lambda s, y: (y.movedim(1, -1) @ torch.eye(y.shape[1], **D)).movedim(-1, 1), elements=147),
     "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
     "one_hot": case(
         lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses="width: a.weight", n=8
     ),
     "tensor_of_list": case(
-        lambda s, y: y * torch.tensor(s.ws)[None, :, None, None],
-        refuses="run",
-        ws=[1.0, 2, 3, 4, 5, 6, 7, 8],
+        lambda s, y: y * torch.tensor(s.ws)[None, :, None, None], refuses="run", ws=[1.0, 2, 3, 4, 5, 6, 7, 8]
     ),
     # equal numbers that mean different things
     "width_is_side": case(
-        lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1),
-        refuses="run",
-        c=6,
+        lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1), refuses="run", c=6
     ),
     "width_is_batch": case(lambda s, y: y.transpose(0, 1) * 2 + y.transpose(0, 1).flip(0), elements=85, c=2, out=2),
     "width_is_classes": case(lambda s, y: y, elements=116, c=5),
@@ -848,14 +645,8 @@ ADVERSARIAL = {
     "flip": case(lambda s, y: y.flip(1), refuses="width: a.weight"),
     "cummax": case(lambda s, y: y.cummax(1)[0], refuses="width: a.weight"),
     "sort_first": case(lambda s, y: y * y.sort(1)[0][:, :3].mean(1, keepdim=True), refuses="width: a.weight"),
-    "kth_of_half": case(
-        lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0],
-        refuses="run",
-    ),
-    "topk_of_half": case(
-        lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True),
-        refuses="run",
-    ),
+    "kth_of_half": case(lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0], refuses="run"),
+    "topk_of_half": case(lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True), refuses="run"),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses="width: a.weight"),
     "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses="width: a.weight"),
@@ -897,12 +688,7 @@ ADVERSARIAL = {
         d=nn.Conv2d(8, 12, 1),
         out=12,
     ),
-    "pad_const": case(
-        lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)),
-        refuses="run",
-        d=nn.Conv2d(8, 12, 1),
-        out=12,
-    ),
+    "pad_const": case(lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)), refuses="run", d=nn.Conv2d(8, 12, 1), out=12),
     "halves_written": case(lambda s, y: halves_written(y), elements=147),
     "mask_buffer": case(lambda s, y: y * s.mask, elements=147, mask=torch.rand(1, 8, 1, 1, **D)),
     "mask_in_a_list": case(lambda s, y: y * s.masks[0], refuses="run", masks=[torch.rand(1, 8, 1, 1)]),
@@ -926,9 +712,7 @@ ADVERSARIAL = {
         v=parameter(4, 8),
     ),
     "weight_in_a_vector": case(
-        lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)),
-        refuses="width: a.weight",
-        w=parameter(64),
+        lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)), refuses="width: a.weight", w=parameter(64)
     ),
     "kronecker": case(
         lambda s, y: F.conv2d(y, torch.kron(s.u, s.v)[..., None, None]),

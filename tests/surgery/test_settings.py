@@ -60,10 +60,7 @@ class Chained(nn.Module):
 
 @pytest.mark.parametrize(
     ("change", "size"),
-    [
-        (lambda net: narrow(net, 0.5, X, strict=True), 4),
-        (lambda net: widen(net, rate=2, example=X, strict=True), 16),
-    ],
+    [(lambda net: narrow(net, 0.5, X, strict=True), 4), (lambda net: widen(net, rate=2, example=X, strict=True), 16)],
 )
 def test_what_is_only_as_large_as_a_width_stays(change, size):
     """A number of landmarks, a kernel's size and a layer's number were halved with the width."""

@@ -25,10 +25,7 @@ TEXTS = {
         "narrow takes one of width, like, positions, got none: give width=0.5 (half of every width), like=small (a "
         "smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)",
     ),
-    "no example": (
-        lambda: surgery.narrow(NET, 0.5),
-        "narrow runs one forward pass: give an input as `example`",
-    ),
+    "no example": (lambda: surgery.narrow(NET, 0.5), "narrow runs one forward pass: give an input as `example`"),
     "another example": (
         lambda: surgery.narrow(Made(fail), 0.5, X),
         "Made does not run on the example: images are [B, 3, H, W]",
@@ -61,10 +58,7 @@ TEXTS = {
         lambda: surgery.average([{"w": torch.zeros(2)}, {"w": torch.zeros(3)}]),
         "tensor 'w' has shape (2,) in state 0 and (3,) in state 1: the architectures differ",
     ),
-    "no file": (
-        lambda: open_state("nowhere.pt"),
-        "nowhere.pt: there is no such file or folder",
-    ),
+    "no file": (lambda: open_state("nowhere.pt"), "nowhere.pt: there is no such file or folder"),
 }
 
 

@@ -164,10 +164,7 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.average({"w": np.ones(3)}), "argument: 'w'"),
         (lambda: surgery.layers(STATE, example=torch.zeros(1, 3)), "argument"),
         (lambda: surgery.segments(NET), "argument"),
-        (
-            lambda: surgery.shuffle(STACK, segments=LAYERS, permutations=PERMUTATIONS),
-            "argument",
-        ),
+        (lambda: surgery.shuffle(STACK, segments=LAYERS, permutations=PERMUTATIONS), "argument"),
         (lambda: surgery.match_norms(STACK, groups=LAYERS), "argument"),
         (lambda: surgery.permutations(2.5, 3), "argument: n"),
         (lambda: surgery.permutations(2, "3"), "argument: k"),
@@ -175,10 +172,7 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.average(SMALL, PLAN, fallback=NET), "argument"),
         (lambda: surgery.average([SMALL], [NET], fallback=NET), "argument"),
         (lambda: surgery.libraries.named(NET), "argument"),
-        (
-            lambda: surgery.narrow(NET, example=torch.zeros(1, 3)),
-            "argument",
-        ),
+        (lambda: surgery.narrow(NET, example=torch.zeros(1, 3)), "argument"),
     ],
 )
 def test_errors_say_the_way_out(call, expected):

@@ -8,10 +8,7 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 from zoo_models import FAMILIES, inputs, quiet
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

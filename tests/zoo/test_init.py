@@ -62,10 +62,7 @@ NORMS = ["batch", "static_batch", "group", "none"]
 NORMED = [(name, norm) for name in FAMILIES for norm in (NORMS if name in takes("norm") else ["batch"])]
 
 
-@pytest.mark.parametrize(
-    ("name", "norm"),
-    some(NORMED, [(a, b) for a, b in NORMED if b == "batch" or a == "resnet20"]),
-)
+@pytest.mark.parametrize(("name", "norm"), some(NORMED, [(a, b) for a, b in NORMED if b == "batch" or a == "resnet20"]))
 def test_every_weight_is_initialised(name, norm):
     """With rules that give finite, plausible numbers; memory as it was would not."""
     for key, tensor in small(name, **able(name, norm=norm, step_size=True)).build().state_dict().items():

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import average
-from rounds import assert_same, play, row
+from rounds import assert_same, batches_of, floats, play, row
 from selection import some
 from torch import nn
 from torch.func import functional_call
@@ -36,11 +36,6 @@ def federation_of(make_federation):
     return lambda model=NET, **settings: make_federation(copy.deepcopy(model), **{**defaults, **settings})
 
 
-def batches(fed, client, rng):
-    made = make_batches([fed.clients.train[client]], [client], fed.local.epochs, fed.local.batch_size, rng, "cpu")
-    return list(made.index[0])
-
-
 def gradient(fed, state, rows):
     """Of the mean cross entropy of some samples."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
@@ -56,10 +51,6 @@ def down(state, slope, rate):
 def assert_close(found, expected):
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9)
-
-
-def floats(state):
-    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
 
 
 def mean_of(fed, states, clients):
@@ -81,7 +72,7 @@ def test_apfl_is_the_papers_algorithm(federation_of, adaptive):
         sent = []
         for i in clients:
             w = shared
-            for k, rows in enumerate(batches(fed, i, Rng(0, number))):
+            for k, rows in enumerate(batches_of(fed, i, Rng(0, number))):
                 mixture = {n: alpha[i] * own[i][n] + (1 - alpha[i]) * w[n] for n in w}
                 of_w, of_mixture = gradient(fed, w, rows), gradient(fed, mixture, rows)
                 toward = sum(((own[i][n] - w[n]) * of_mixture[n]).sum() for n in w)
@@ -138,14 +129,6 @@ def test_apfl_of_own_models_alone_is_local(federation_of, optimizer):
             assert_close(floats(found), floats(row(other["clients"], client)))
 
 
-def test_apfl_without_own_models_predicts_as_fedavg(federation_of):
-    fed = federation_of()
-    algorithm = apfl(fed, APFLOptions(alpha=0.0))
-    (*_, (server, _)) = play(algorithm, fed)
-    for found in models_of_all(algorithm, server):
-        assert_same(found, server["global"])
-
-
 def test_a_share_stays_within_its_limits(federation_of):
     """At a rate at which one step would leave them."""
     fed = federation_of(optimizer=SGD(50.0, 0.0, clip=0.01))
@@ -167,7 +150,7 @@ def test_perfedavg_is_the_papers_algorithm(federation_of, size):
         sent = []
         for i in clients:
             w = shared
-            for rows in batches(fed, i, Rng(0, number)):
+            for rows in batches_of(fed, i, Rng(0, number)):
                 first, second = rows[: -(-size // 2)], rows[size // 2 :]
                 w = down(w, gradient(fed, down(w, gradient(fed, w, first), 0.3), second), ETA)
             sent.append(w)
@@ -193,16 +176,6 @@ def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of
         assert_close(one["global"], other["global"])
         torch.testing.assert_close(seen.loss, expected.loss)
         assert_same(algorithm.client_models(one).levels[0].state(0), one["global"])
-
-
-@pytest.mark.parametrize("optimizer", some(((one,) for one in OPTIMIZERS), [(OPTIMIZERS[0],)]))
-def test_perfedavg_trains_alike_in_both_backends(federation_of, optimizer):
-    """Whatever the optimizer does with the gradient of 0 of the number that tells the halves apart."""
-    one, other = (
-        play(perfedavg(fed), fed)[-1][0]["global"]
-        for fed in (federation_of(NORMED, backend=b, optimizer=optimizer) for b in ("loop", "vmap"))
-    )
-    assert_close(floats(one), floats(other))
 
 
 def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):

@@ -63,18 +63,6 @@ def test_a_round_as_the_paper_writes_it(number, options):
         torch.testing.assert_close(tensor, sum(held) / len(held), atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["vmap", "workers"])
-def test_backends_agree(backend):
-    servers = []
-    for one in ("loop", backend):
-        _, algorithm = fl.build(
-            CONFIG.replace(backend=one, lr=0.01, batch_size=8, last_batch="filled", depthfl=DepthFLOptions(ramp=0))
-        )
-        servers.append(algorithm.round(algorithm.init(), [0, 1, 2, 3], fl.Rng(0, 1))[0]["global"])
-    torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
-
-
 def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
     fed, _ = fl.build(CONFIG)
     others = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))
@@ -107,12 +95,12 @@ def test_clients_predict_with_the_mean_of_their_own_exits():
 
 
 def test_what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match="after each section of a model: give --exits, and --model resnet18"):
+    with pytest.raises(FLError, match=r"--exits.*--model"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 1, 8, 8, generator=generator), torch.randn(60, 2, generator=generator)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"distils classes, .* regression: give --depthfl.distil 0"):
+    with pytest.raises(FLError, match=r"--depthfl.distil"):
         fl.build(given, numbers)
     fl.build(given.replace(depthfl=DepthFLOptions(0.0)), numbers)

@@ -74,14 +74,6 @@ def test_scaffold_is_the_papers_algorithm(make_federation, decay):
     assert update.metrics["models_up"] == 1
 
 
-def test_scaffold_begins_as_fedavg_of_equal_clients(make_federation):
-    fed = plain(make_federation, sizes=(8, 8, 8, 8))
-    ((one, seen),) = play(scaffold(fed), fed, rounds=1)
-    ((other, trained),) = play(fedavg(fed), fed, rounds=1)
-    assert_close(one["global"], other["global"])
-    torch.testing.assert_close(seen.loss, trained.loss)
-
-
 @pytest.mark.parametrize("method", [scaffold, feddyn])
 def test_who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation, monkeypatch, method):
     """With batch norm and momentum; and a learning rate of 0 moves nobody."""
@@ -189,5 +181,5 @@ def test_fedbn_averages_all_but_batch_norms(make_federation):
 
 
 def test_fedbn_needs_batch_norms(make_federation):
-    with pytest.raises(FLError, match="has none: take --norm batch"):
+    with pytest.raises(FLError, match="--norm"):
         fedbn(make_federation("cnn"))

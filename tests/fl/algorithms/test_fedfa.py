@@ -1,7 +1,6 @@
 """FedFA's rounds against its algorithms written out, and the cases in which it and its rivals are FedAvg."""
 
 import itertools
-from dataclasses import replace
 from functools import cache, partial
 
 import oracles
@@ -26,7 +25,6 @@ from fl.algorithms.nefl import METHOD as nefl
 from fl.algorithms.nefl import NeFLOptions
 from fl.base.rng import Rng
 from fl.models.fleet import make_fleet
-from fl.partition import Split
 from zoo import Spec
 
 COHORT = [2, 0, 3, 1]
@@ -136,15 +134,3 @@ def test_with_one_architecture_every_method_is_fedavg(name, method):
     fed = alike(name)
     for (a, _), (b, _) in zip(play(ONE[method](fed), fed, 2), fedavg_of(name), strict=True):
         assert_close(a["global"], b["global"])
-
-
-@pytest.mark.parametrize("scale", ["norm", "rms"])
-def test_clients_that_agree_need_no_scaling(scale):
-    """All have the same four samples, which are one batch."""
-    fed = alike("static_batch")
-    same = [Split(torch.arange(4), torch.arange(0), torch.arange(0))] * 4
-    fed = replace(fed, clients=same)
-    for (a, _), (b, _) in zip(
-        play(fedfa(fed, FedFAOptions(scale=scale)), fed, 2), play(fedavg(fed), fed, 2), strict=True
-    ):
-        assert_close(a["global"], b["global"], rtol=1e-7, atol=1e-9)

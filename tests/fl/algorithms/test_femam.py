@@ -507,14 +507,14 @@ def test_there_may_be_fewer_models_than_clusters():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (FeMAMOptions(("2", "global")), "'global' cannot stand there"),
-        (FeMAMOptions(("personal", "2")), "'personal' cannot stand there"),
-        (FeMAMOptions(("global", "5")), "'5' cannot stand there"),
+        (FeMAMOptions(("2", "global")), "'global'"),
+        (FeMAMOptions(("personal", "2")), "'personal'"),
+        (FeMAMOptions(("global", "5")), "'5'"),
         (FeMAMOptions(LEVELS, level_rounds=(3, 1, 1)), "--femam.level-rounds 3,1,1"),
         (FeMAMOptions(()), "--femam.level-rounds"),
         (FeMAMOptions(LEVELS, window=1), "--femam.window"),
-        (FeMAMOptions(LEVELS, combine="max"), "unknown --femam.combine 'max': there are sum, mean"),
-        (FeMAMOptions(LEVELS, start="zero"), "unknown --femam.start 'zero'"),
+        (FeMAMOptions(LEVELS, combine="max"), "--femam.combine.*'max'"),
+        (FeMAMOptions(LEVELS, start="zero"), "--femam.start.*'zero'"),
         (FeMAMOptions(LEVELS, clustering="ward"), "--femam.clustering"),
         (FeMAMOptions(LEVELS, compare="biases"), "--femam.compare"),
     ],
@@ -529,7 +529,7 @@ def test_federations_that_cannot_have_levels_are_refused(make_federation):
     unjudged = dataclasses.replace(fed, clients=[Split(train, test[:0], test) for train, _, test in fed.clients])
     shared = dataclasses.replace(fed, clients=[Split(torch.arange(5), v, t) for _, v, t in fed.clients])
     for other, said in (
-        (fed.with_local(augment=Augment(flip=True)), "leave --crop and --flip"),
+        (fed.with_local(augment=Augment(flip=True)), "--crop.*--flip"),
         (unjudged, "--local-valid"),
         (shared, "disjoint"),
         (dataclasses.replace(fed, create=None), "create="),

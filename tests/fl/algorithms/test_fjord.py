@@ -115,7 +115,7 @@ def test_of_one_width_and_architecture_it_is_fedavg(name):
 
 @pytest.mark.parametrize("name", ["group", pytest.param("transformer", marks=slow)])
 def test_norms_over_several_channels_are_refused(name):
-    with pytest.raises(FLError, match=r"FjORD drops channels of .*, and its layers look at several channels at once"):
+    with pytest.raises(FLError, match="FjORD"):
         fjord(mixed(name))
 
 

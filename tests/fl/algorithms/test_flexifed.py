@@ -79,12 +79,12 @@ def test_equal_layers_with_another_past_are_not_shared():
 
 def test_what_cannot_be_shared_is_refused():
     fed = deep("transformer")
-    with pytest.raises(FLError, match=r"unknown --flexifed.strategy 'all': there are basic, clustered, max"):
+    with pytest.raises(FLError, match=r"--flexifed.strategy.*'all'"):
         flexifed(fed, FlexiFedOptions("all"))
     wide = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"not even the first in common: give one --architectures.widths"):
+    with pytest.raises(FLError, match=r"--architectures.widths"):
         flexifed(wide)
     base = SPECS["static_batch"]
     apart = fleet_federation(base, [(1.0, 1), (1.0, (2, 1, 1, 1))], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"no client has that of every width and depth: use --architectures.choose cycle"):
+    with pytest.raises(FLError, match=r"--architectures.choose"):
         flexifed(apart)

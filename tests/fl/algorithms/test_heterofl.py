@@ -3,11 +3,8 @@
 import oracles
 import pytest
 import torch
-from fleets import IMAGES, SPECS, assert_close, fleet_federation, mixed, shapes, train_each
-from rounds import assert_same, play
+from fleets import IMAGES, assert_close, fleet_federation, mixed, shapes, train_each
 
-from fl.algorithms.fedfa import METHOD as fedfa
-from fl.algorithms.fedfa import FedFAOptions
 from fl.algorithms.fedrolex import METHOD as fedrolex
 from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions
@@ -55,13 +52,6 @@ def test_a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(
         stay = (after["global"][name] == old[name]).reshape(len(old[name]), -1).all(1)
         assert {row for row in range(len(stay)) if not stay[row]} <= rows
         assert len(rows) < len(stay)
-
-
-def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
-    fed = mixed("static_batch")
-    rivals = heterofl(fed, PLAIN), fedfa(fed, FedFAOptions(graft=False, scale="none"))
-    for (a, _), (b, _) in zip(*(play(rival, fed, 2) for rival in rivals), strict=True):
-        assert_same(a["global"], b["global"])
 
 
 def test_scalers_divide_by_the_rate_over_the_servers():
@@ -120,14 +110,7 @@ def test_the_window_moves_on_by_one_channel_each_round(name):
         assert moved <= sum(tensor.numel() for tensor in state.values())
 
 
-def test_in_full_width_it_is_heterofl():
-    base = SPECS["static_batch"]
-    fed = fleet_federation(base, [(1.0, base.depth), (1.0, 1)], sizes=(3, 5))
-    for (a, _), (b, _) in zip(play(fedrolex(fed), fed, 2), play(heterofl(fed), fed, 2), strict=True):
-        assert_same(a["global"], b["global"])
-
-
 def test_channels_that_cannot_be_followed_are_refused_before_the_first_round():
     base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
-    with pytest.raises(FLError, match=r"FedRolex cannot move the channels of ResNet: .*cannot roll"):
+    with pytest.raises(FLError, match=r"FedRolex.*ResNet"):
         fedrolex(fleet_federation(base, [(1.0, 1), (0.5, 1)], sizes=(3, 5)))

@@ -172,14 +172,14 @@ def test_frozen_blocks_are_not_moved():
 
 
 def test_what_cannot_be_shared_is_refused():
-    with pytest.raises(FLError, match=r"differ in depth only: give one --architectures.widths"):
+    with pytest.raises(FLError, match=r"--architectures.widths"):
         inclusivefl(mixed("transformer"))
     base = SPECS["batch"]
     crossed = fleet_federation(base, [(1.0, d) for d in ((3, 1, 2, 1), (3, 1, 1, 1), (1, 1, 2, 1))], sizes=(2, 2, 2))
     with pytest.raises(FLError, match=r"in section3 the one with fewer blocks in all has more: leave"):
         inclusivefl(crossed)
     shallow = fleet_federation(SPECS["transformer"], [(1.0, 1), (1.0, 2)], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"no client has the global model's depth: use --architectures.choose cycle"):
+    with pytest.raises(FLError, match=r"--architectures.choose"):
         inclusivefl(shallow)
 
 

@@ -163,13 +163,9 @@ class Loose:
         (named("x"), {"options": Loose()}, "options are a frozen dataclass"),
         (named("x"), {"options": Attack}, "options are a frozen dataclass"),
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
-        (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
+        (named("x"), {"clients": "mixd"}, "'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (
-            named("x"),
-            {"lacks": {"masked_loss"}},
-            "lacks names some of mean_only, changed_updates, ",
-        ),
+        (named("x"), {"lacks": {"masked_loss"}}, "mean_only.*changed_updates"),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):
@@ -179,7 +175,7 @@ def test_what_is_no_method_is_refused(make, given, said):
 
 def test_a_function_that_is_put_in_is_refused(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
-    with pytest.raises(FLError, match=r"ALGORITHMS\['mine'\] is no Method: put Method\(mine\) there"):
+    with pytest.raises(FLError, match=r"ALGORITHMS.*'mine'"):
         Config.of(algorithm="mine").check()
 
 
@@ -192,7 +188,7 @@ def test_a_method_cannot_hide_a_setting(name, monkeypatch):
 
 def test_an_extension_cannot_be_called_as_a_method(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "attack", ALGORITHMS["fedprox"])
-    with pytest.raises(FLError, match="cannot be called 'attack'"):
+    with pytest.raises(FLError, match="'attack'"):
         check_names()
 
 

@@ -79,8 +79,7 @@ def check_round(fed, options, patterns, everybody_apart=False, rounds=2):
 
 
 @pytest.mark.parametrize(
-    ("keep", "patterns"),
-    [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})],
+    ("keep", "patterns"), [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})]
 )
 def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holders(keep, patterns):
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
@@ -125,7 +124,7 @@ def test_clients_predict_with_their_own_norms():
 def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read():
     base = Spec("preresnet18", **IMAGES, width=0.05, depth=(1, 3, 1, 1), norm="static_batch")
     fed = fleet_federation(base, [(1.0, (1, 3, 1, 1)), (1.0, (1, 2, 1, 1))], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"--nefl.keep 011: section 'section2' cannot do without its first block"):
+    with pytest.raises(FLError, match=r"--nefl.keep.*011.*'section2'"):
         nefl(fed, NeFLOptions(keep=("011",)))
     for pattern in ("", "000", "1x1"):
         with pytest.raises(FLError, match=rf"--nefl.keep {pattern}: a pattern has a 1 for a block that stays"):

@@ -69,16 +69,6 @@ def test_in_local_each_learns_what_it_would_beside_clients_like_itself():
                 torch.testing.assert_close(mixed[client], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_fedproto_without_its_distance_is_local_for_several_architectures():
-    found, nets = [], [cnn(), mlp()]
-    for settings in ({"algorithm": "local"}, {"algorithm": "fedproto", "fedproto": {"lam": 0.0}}):
-        fed, method = fl.build(config(**settings), model=nets)
-        server, _ = play(method, fed, rounds=2)[-1]
-        found.append(predictions(method, server, fed))
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
 def test_fedproto_draws_architectures_to_common_prototypes():
     def apart(lam):
         fed, method = fl.build(config("fedproto", fedproto={"lam": lam}, participants=5), model=nets)

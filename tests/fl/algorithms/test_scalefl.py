@@ -82,26 +82,13 @@ def test_without_distillation_and_weights_it_is_heterofl(scaler):
         assert_same(one["global"], other["global"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["vmap", "workers"])
-def test_backends_agree(backend):
-    servers = []  # of a wider model: norms of few numbers blow up what backends round otherwise
-    for one in ("loop", backend):
-        options = ScaleFLOptions(distil=1.0)
-        _, algorithm = fl.build(
-            CONFIG.replace(width=(0.5,), backend=one, lr=0.01, batch_size=8, last_batch="filled", scalefl=options)
-        )
-        servers.append(algorithm.round(algorithm.init(), [0, 1, 2, 3], fl.Rng(0, 1))[0]["global"])
-    torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
-
-
 def test_what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match="scalefl trains a classifier after each section of a model: give --exits"):
+    with pytest.raises(FLError, match="--exits"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     x, y = torch.randn(60, 1, 8, 8), torch.randn(60, 2)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"scalefl distils classes, .* regression: give --scalefl.distil 0"):
+    with pytest.raises(FLError, match=r"--scalefl.distil"):
         fl.build(given, numbers)
     _, algorithm = fl.build(given.replace(scalefl=ScaleFLOptions(0.0)), numbers)
     algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))

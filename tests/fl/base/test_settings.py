@@ -147,15 +147,15 @@ def test_what_a_run_may_change_when_it_goes_on_is_a_setting():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"lr": None}, "--lr must be a number, got None"),
-        ({"rounds": 2.5}, "--rounds must be a whole number, got 2.5"),
-        ({"rounds": True}, "--rounds must be a whole number, got True"),
-        ({"flip": "no"}, "--flip must be true or false, got 'no'"),
-        ({"model": 3}, "--model must be text, got 3"),
-        ({"seed": "a"}, "--seed must be a whole number, got 'a'"),
-        ({"algorithm": 5}, "unknown --algorithm 5"),
-        ({"alpha": "much"}, "--alpha must be a number, got 'much'"),
-        ({"algorithm": "fedprox", "fedprox": FedProxOptions("much")}, "--fedprox.mu must be a number, got 'much'"),
+        ({"lr": None}, "--lr"),
+        ({"rounds": 2.5}, "--rounds.*2.5"),
+        ({"rounds": True}, "--rounds"),
+        ({"flip": "no"}, "--flip.*'no'"),
+        ({"model": 3}, "--model"),
+        ({"seed": "a"}, "--seed.*'a'"),
+        ({"algorithm": 5}, "--algorithm"),
+        ({"alpha": "much"}, "--alpha.*'much'"),
+        ({"algorithm": "fedprox", "fedprox": FedProxOptions("much")}, "--fedprox.mu.*'much'"),
     ],
 )
 def test_a_value_of_another_type_is_refused(wrong, message):
@@ -176,7 +176,7 @@ NOT_FOR_SETTINGS = ["float", list[int], dict, Literal["a"], tuple[int, int], tup
 @pytest.mark.parametrize("kind", NOT_FOR_SETTINGS)
 def test_types_that_settings_cannot_have_are_refused(kind):
     made = dataclasses.make_dataclass("Made", [("value", kind, None)], frozen=True)
-    with pytest.raises(FLError, match=r"Made\.value has the type"):
+    with pytest.raises(FLError, match=r"Made\.value"):
         check_types(made())
 
 

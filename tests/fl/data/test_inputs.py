@@ -188,7 +188,7 @@ def test_inputs_that_do_not_fit_are_refused(case):
 
 
 def test_no_token_of_several_inputs_has_a_label():
-    with pytest.raises(FLError, match=r"y is int32 \[4, 3\]: labels are \[N\]"):
+    with pytest.raises(FLError, match=r"\[4, 3\]"):
         fl.Dataset.from_arrays(TOKENS, TOKENS["a"], TOKENS, TOKENS["a"])
 
 
@@ -217,7 +217,7 @@ def test_nodes_and_items_have_one_input(both, tmp_path):
         folders.save_server(tmp_path / "server", both[0])
     assert not [*tmp_path.iterdir()]
     pairs = [(inputs(both[0].x["image"][:1]), 0)] * 2
-    with pytest.raises(FLError, match=r"train\[0\] has several inputs: give Dataset.from_arrays a dict"):
+    with pytest.raises(FLError, match=r"train\[0\].*from_arrays"):
         fl.Dataset.from_torch(pairs, TensorDataset(torch.zeros(2, 3), torch.zeros(2)))
 
 

@@ -19,8 +19,6 @@ from fl.engine.eager import loop
 from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
 from fl.federation.local_training import LocalObjective
 
-CLIENTS = [3, 1, 0, 2]
-
 
 @pytest.fixture
 def captures(monkeypatch):

@@ -123,10 +123,10 @@ def test_integers_are_equally_frequent():
     [
         (lambda: torch.randint(2**24, (3,)), "range of 1 to 1048576 numbers, got 0 to 16777216"),
         (lambda: torch.randint(5, 5, (3,)), "got 5 to 5"),
-        (lambda: torch.zeros(3, dtype=torch.int64).normal_(), r"normal_ of torch\.int64"),
-        (lambda: torch.zeros(3, dtype=torch.int64).uniform_(), r"uniform_ of torch\.int64"),
-        (lambda: torch.empty(3, dtype=torch.bool).bernoulli_(0.5), r"bernoulli_ of torch\.bool"),
-        (lambda: torch.randn(2, requires_grad=True), r"randn\(..., requires_grad=True\) cannot be drawn within a step"),
+        (lambda: torch.zeros(3, dtype=torch.int64).normal_(), r"torch\.int64"),
+        (lambda: torch.zeros(3, dtype=torch.int64).uniform_(), r"torch\.int64"),
+        (lambda: torch.empty(3, dtype=torch.bool).bernoulli_(0.5), r"torch\.bool"),
+        (lambda: torch.randn(2, requires_grad=True), "requires_grad"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, message):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ranks import ran, tiny
+from ranks import tiny
 from rounds import assert_same, play, played, poison, results
 from wrapped import within, wrapped
 
@@ -205,29 +205,6 @@ def test_what_is_small_but_common_to_all_is_learnt_with_feedback_alone():
     assert moved[True][1] > 90
 
 
-def accuracy_on_digits(compression):
-    def net():
-        return torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-        )
-
-    everybody = {"clients": 20, "participants": 20, "partition": "shards", "local_epochs": 1, "lr": 0.01}
-    settings = fl.Config.of(algorithm="fedavg", model="given", compression=compression, **everybody)
-    fed, algorithm = fl.build(settings, fl.data.load("digits"), net)
-    server = play(algorithm, fed, rounds=20)[-1][0]
-    return (algorithm.predict(server, fed.data.test_x).argmax(1) == fed.data.test_y).double().mean().item()
-
-
-@pytest.mark.slow
-def test_few_entries_train_with_feedback_and_hardly_without():
-    """Clients of two classes each, whose largest entries pull apart; 1 in 500 is sent. All of it gets beyond 85%."""
-    without, with_feedback = (
-        accuracy_on_digits(Compression("topk", share=0.002, feedback=feedback)) for feedback in (False, True)
-    )
-    assert without < 0.45
-    assert with_feedback > without + 0.15
-
-
 # Traffic.
 
 
@@ -287,26 +264,13 @@ def test_a_run_goes_on_exactly(compression, tmp_path):
     assert any(name.startswith("clients/unsent.") for name in results(tmp_path / "whole")[1]) == compression.feedback
 
 
-def simulate_all(rank, folder):
-    for number, compression in enumerate(KINDS[1:3]):
-        fl.simulate(config(compression=compression), folder / str(number))
-
-
-@pytest.mark.slow
-def test_ranks_agree(tmp_path):
-    assert ran(2, simulate_all, tmp_path / "ranks") == [0] * 2
-    simulate_all(0, tmp_path / "one")
-    for number in "01":
-        assert results(tmp_path / "ranks" / number) == results(tmp_path / "one" / number)
-
-
 def test_what_does_not_go_together_is_refused(make_federation):
     fed = make_federation()
     secure = FedMROptions(secure=1)
     pytest.importorskip("nacl", reason="secure recombination needs pip install 'layer-surgery[secure]'")
-    with pytest.raises(FLError, match=r"fedmr hides .*: leave --compression\.kind out"):
+    with pytest.raises(FLError, match=r"--compression\.kind"):
         within(fedmr(fed, secure), compression=TOPK)
-    with pytest.raises(FLError, match=r"heterofl .*: leave --compression\.feedback out"):
+    with pytest.raises(FLError, match=r"--compression\.feedback"):
         within(heterofl(fed), compression=KINDS[2])
     with pytest.raises(FLError, match=r"compression\.bits"):
         within(fedavg(fed), compression=Compression("quantise", bits=1))

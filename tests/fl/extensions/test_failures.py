@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from selection import METHODS, some
 
 import fl
-from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
 from fl.extensions.failures import FailureOptions, Failures
-from fl.runs.metrics import read
 from surgery import average, broadcast
 
 FEW = {"clients": 8, "participants": 4, "width": 0.125, "partition": "iid", "local_epochs": 1, "samples": 200}
@@ -91,37 +88,6 @@ def test_training_apart_from_a_round_does_not_fail():
     start = broadcast(fed.initial(), 4)
     assert all(fed.train(start, CLIENTS, Rng(0, 1).apart("something")).sizes)
     assert not all(fed.train(start, CLIENTS, Rng(0, 1)).sizes)
-
-
-@pytest.mark.parametrize("algorithm", some(ALGORITHMS, METHODS[:3:2]))
-def test_every_method_goes_on_where_clients_fail(algorithm):
-    model = {"heterogeneous": "resnet20", "personalized": "cnn", "global": "cnn"}[ALGORITHMS[algorithm].clients]
-    model = {"model": model, "width": 0.1, "norm": "batch"}
-    if algorithm in ("flora", "flora_na", "flexlora", "hetlora", "fedsa_lora"):
-        model |= {"adapters": fl.AdapterOptions("lora", rank=2)}
-    try:
-        _, method = built(0.4, algorithm, local_valid=0.1, min_samples=2, **model)
-    except fl.FLError as refused:
-        pytest.skip(str(refused))
-    server = method.init()
-    lost = 0
-    for number in (1, 2, 3):
-        rng = Rng(0, number)
-        server, update = method.round(server, method.choose(server, rng), rng)
-        lost += update.arrived.count(False)
-    assert lost
-    assert all(tensor.isfinite().all() for tensor in server["global"].values() if tensor.is_floating_point())
-
-
-def test_metrics_count_them_and_a_resumed_run_has_the_same(tmp_path):
-    config = fl.Config.of(algorithm="fedavg", rounds=4, failures={"share": 0.4}, checkpoint_every=1, **FEW)
-    fl.simulate(config, tmp_path / "whole")
-    fl.simulate(config, tmp_path / "parts", on_round=lambda row: row["round"] == 2)
-    fl.simulate(config, tmp_path / "parts", resume=True)
-    whole, parts = (read(tmp_path / name / "metrics.csv") for name in ("whole", "parts"))
-    assert sum(row.get("dropped") or 0 for row in whole) > 0
-    for one, other in zip(whole, parts, strict=True):
-        assert {n: v for n, v in one.items() if n != "seconds"} == {n: v for n, v in other.items() if n != "seconds"}
 
 
 @pytest.mark.parametrize("share", [1.0, -0.1])

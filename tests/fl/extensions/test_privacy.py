@@ -178,7 +178,7 @@ def test_what_is_not_private_is_refused(make_federation):
     plain, clip, median = make_federation("cnn"), Defence(clip=2.0), Defence("median")
     there = Presence(torch.ones(4), torch.full((4,), 9))
     for algorithm, others, message in (
-        (fedavg(make_federation("cnn", norm="batch")), {}, "running_mean is a buffer"),
+        (fedavg(make_federation("cnn", norm="batch")), {}, "running_mean"),
         (fedavg(make_federation("cnn", norm="static_batch")), {}, "static batch norms look at"),
         (fedavg(wrapped(plain, defence=median)), {}, "with --defence"),
         (fedavg(plain), {"defence": clip}, "only average whole models"),
@@ -186,7 +186,7 @@ def test_what_is_not_private_is_refused(make_federation):
     ):
         with pytest.raises(FLError, match=message):
             within(algorithm, privacy=on, **others)
-    with pytest.raises(FLError, match=r"give a --privacy.quantile-noise above 0.25"):
+    with pytest.raises(FLError, match=r"--privacy.quantile-noise.*0.25"):
         within(fedavg(plain), privacy=Privacy(clip=1.0, noise=0.5, quantile=0.5)).init()
 
 

@@ -143,18 +143,12 @@ def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attack": AttackOptions(share=1.5)}, r"--attack.share .* got 1.5"),
-        ({"attack": AttackOptions(amplify=-1.0)}, r"--attack.amplify .* got -1"),
-        (
-            {"attack": AttackOptions(architecture="mine")},
-            "unknown --attack.architecture 'mine': there are own, largest",
-        ),
-        (
-            {"defence": Defence("crumb")},
-            r"unknown --defence.rule 'crumb': did you mean krum\? there are mean, median, ",
-        ),
-        ({"defence": Defence("trimmed", 0.5)}, "--defence.trim must be at least 0 and below 0.5, got 0.5"),
-        ({"defence": Defence(clip=-1.0)}, "--defence.clip .* got -1"),
+        ({"attack": AttackOptions(share=1.5)}, "--attack.share.*1.5"),
+        ({"attack": AttackOptions(amplify=-1.0)}, "--attack.amplify"),
+        ({"attack": AttackOptions(architecture="mine")}, "--attack.architecture.*'mine'"),
+        ({"defence": Defence("crumb")}, "--defence.rule.*'crumb'"),
+        ({"defence": Defence("trimmed", 0.5)}, "--defence.trim.*0.5.*0.5"),
+        ({"defence": Defence(clip=-1.0)}, "--defence.clip"),
     ],
 )
 def test_bad_options_are_refused(settings, message):

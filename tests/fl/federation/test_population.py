@@ -228,17 +228,12 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
 @pytest.mark.parametrize(
     ("joining", "leaving", "rounds", "message"),
     [
-        (
-            0.4,
-            0.3,
-            9,
-            r"--presence.joining 0.4 and --presence.leaving 0.3 of 10 clients leave fewer than the 4 participants",
-        ),
-        (-0.1, 0.2, 9, r"smaller shares in \[0, 1\]"),
-        (0.1, 1.2, 9, r"smaller shares in \[0, 1\]"),
-        (0.1, 0.0, 1, "need two --rounds or more"),
-        (0.04, 0.3, 9, "--presence.joining 0.04 of 10 clients is nobody: use 0.1 or more, or 0"),
-        (0.3, 0.04, 9, "--presence.leaving 0.04 of 10 clients is nobody"),
+        (0.4, 0.3, 9, "--presence.joining.*0.4.*--presence.leaving.*0.3.*10"),
+        (-0.1, 0.2, 9, r"\[0, 1\]"),
+        (0.1, 1.2, 9, r"\[0, 1\]"),
+        (0.1, 0.0, 1, "--rounds"),
+        (0.04, 0.3, 9, "--presence.joining.*0.04.*10.*0.1"),
+        (0.3, 0.04, 9, "--presence.leaving.*0.04.*10"),
     ],
 )
 def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
@@ -249,7 +244,7 @@ def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
 
 
 def test_a_method_that_draws_its_clients_refuses_those_who_come_and_go():
-    with pytest.raises(FLError, match=r"clusamp .*: leave --presence out"):
+    with pytest.raises(FLError, match="--presence"):
         Config.of(algorithm="clusamp", presence=PresenceOptions(joining=0.1)).check()
 
 

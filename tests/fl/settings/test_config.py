@@ -171,26 +171,8 @@ def test_from_yaml__names_what_is_not_as_meant(text, said):
 
 def test_of__takes_some_settings_of_a_topic_as_a_mapping():
     assert Config.of(local={"epochs": 1}, clients={"number": 3}) == Config.of(local_epochs=1, clients=3)
-    with pytest.raises(FLError, match=r"it is local\.lr"):
+    with pytest.raises(FLError, match=r"local\.lr"):
         Config.of(data={"lr": 1.0})
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"dataset": None},
-        {"dataset": 3},
-        {"partition": ["iid"]},
-        {"lr": LocalSettings()},
-        {"data": LocalSettings()},
-        {"text": 3},
-        {"architectures": None},
-        {"seed": {1}},
-    ],
-)
-def test_check__refuses_values_of_any_other_type(given):
-    with pytest.raises(FLError):
-        Config.of(**given).check()
 
 
 @pytest.mark.parametrize("given", [{"method": "fedavg"}, {"method": Chosen("fedavg", 3)}, {"method": Chosen("nope")}])
@@ -237,7 +219,7 @@ def test_check__refuses_a_topic_that_is_none():
 
 def test_a_setting_of_another_type_is_no_setting():
     assert Config.from_yaml("model: {dropout: 0}").model.dropout == 0
-    with pytest.raises(FLError, match=r"dropout cannot be 'abc'"):
+    with pytest.raises(FLError, match="'abc'"):
         Config.from_yaml("model: {dropout: abc}")
 
 
@@ -285,7 +267,7 @@ def test_a_section_of_a_method_that_is_not_run_is_ignored_with_a_line(section, c
     assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config.of(algorithm="fedavg")
     (said,) = caplog.messages
     assert said.startswith("warning: section fedprox is ignored")
-    with pytest.raises(FLError, match=r"unknown setting fedprox\.renamed"):
+    with pytest.raises(FLError, match=r"fedprox\.renamed"):
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 

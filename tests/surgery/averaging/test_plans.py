@@ -38,10 +38,7 @@ def test_means_are_those_of_the_embedded_models(case, slab, regions):
         plain = surgery.average(states, plans, weights=weights, fallback=fallback)
     slow = slow_average(surgery.unstack(models), weights, surgery.unstack(mask), fallback)
     slow = {name: tensor for name, tensor in slow.items() if fallback[name].is_floating_point()}
-    for mean, expected in (
-        (got, surgery.average(scaled, **how)),
-        (plain, {**surgery.average(models, **how), **slow}),
-    ):
+    for mean, expected in ((got, surgery.average(scaled, **how)), (plain, {**surgery.average(models, **how), **slow})):
         assert list(mean) == list(fallback)
         for name, tensor in mean.items():
             assert (tensor.dtype, tensor.shape) == (fallback[name].dtype, fallback[name].shape)

@@ -167,20 +167,6 @@ def test_folders_of_encoders_with_decoders_need_no_input(kind, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_folder_of_transformers_is_checked(tmp_path, monkeypatch, capsys):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
-    )
-    transformers.BertForSequenceClassification(config).save_pretrained("net")
-    main(["check", "net"])
-    assert "yes run: it runs on its example" in capsys.readouterr().out
-    torch.save({"w": torch.ones(2)}, "w.pt")
-    assert "holds tensors only" in refused(capsys, "check", "w.pt")
-
-
-@pytest.mark.slow
 def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -288,10 +274,7 @@ def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path
     cases = [(("merge", "linear", file, "inf.safetensors", *out), "'0.bias' of inf.safetensors")]
     merges = ("merge", "ties", file, file, "--base", "flipped.pt"), ("average", "flipped.pt", file)
     narrow, graft = ("narrow", "flipped.pt", "--width", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
-    for command in (
-        *((*one, *out) for one in (*merges, narrow, graft)),
-        ("inspect", "flipped.pt"),
-    ):
+    for command in (*((*one, *out) for one in (*merges, narrow, graft)), ("inspect", "flipped.pt")):
         cases.append((command, "flipped.pt"))
     cases.append((("narrow", "bad", "--width", "0.5", *out), "bad/config.json"))
     graft, pictures = ("graft", file, "--depths", "4"), ("inspect", "torchvision:resnet18", "--plot")

@@ -272,12 +272,7 @@ def test_what_fails_on_the_way_leaves_nothing(tmp_path, name):
 def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     one = {"w": torch.ones(1)}
     (tmp_path / "there.pt").write_text("x")
-    for name, expected in [
-        ("there.pt", "file"),
-        ("a.onnx", "file"),
-        ("none/a.pt", "file: there"),
-        ("x" * 300, "file"),
-    ]:
+    for name, expected in [("there.pt", "file"), ("a.onnx", "file"), ("none/a.pt", "file: there"), ("x" * 300, "file")]:
         with refused(expected):
             write(tmp_path / name, one)
     sparse, meta = torch.eye(2).to_sparse(), torch.ones(2, device="meta")

@@ -92,11 +92,7 @@ class Mixture(nn.Module):
 @pytest.mark.parametrize("order", [[(0, 0), (1, 1), (0, 2)], [(0, 0), (1, 1)]])
 def test_modules_beside_each_other_are_no_blocks(order):
     x = torch.ones(5, 4)
-    for beside, example, code in [
-        (True, x, "name: 'blocks'"),
-        (True, None, "ambiguous"),
-        (False, None, "ambiguous"),
-    ]:
+    for beside, example, code in [(True, x, "name: 'blocks'"), (True, None, "ambiguous"), (False, None, "ambiguous")]:
         with refused(code):
             merging.passthrough([Mixture(beside), Mixture(beside)], blocks={"blocks": order}, example=example)
     models = [Mixture(beside=False) for _ in range(2)]

@@ -122,10 +122,7 @@ TWO = {"v": (2,), "w": (3, 4)}
         ({"w": (Source("w", (((1, 1),), None)),)}, "plan"),
         ({"w": (Source("w", ((), None)),)}, "plan"),
         ({"w": (Source("w", (((2, 1),), None)),)}, "plan"),
-        (
-            {"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)},
-            "plan: 'b'",
-        ),
+        ({"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)}, "plan: 'b'"),
         ({"v": Source("v", (None,))}, "plan"),
         ({"v": (Source("v", (3,)),)}, "plan"),
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, "plan: 'a'"),

@@ -491,27 +491,6 @@ def test_torch_prunings_classes_score_all_groups_of_a_convolution():
         torch.testing.assert_close(found / found.mean(), means / means.mean(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.slow
-def test_torch_prunings_classes_on_library_models():
-    torchvision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
-    out = tp.prune_conv_out_channels
-    net = torchvision.models.resnet18(num_classes=10)
-    for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
-        nn.init.uniform_(norm.weight, 0.5, 1)
-    layers = ("conv1", "layer1.0.conv1", "layer2.0.conv1", "layer2.0.conv2", "layer4.1.conv1")
-    compared(net, torch.rand(1, 3, 64, 64), [(f"{n}.weight:0", n, out, 1) for n in layers])
-    net = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=2, img_size=32)
-    compared(
-        net,
-        torch.rand(1, 3, 32, 32),
-        [
-            ("cls_token:2", "patch_embed.proj", out, 1),
-            ("blocks.0.mlp.fc1.weight:0", "blocks.0.mlp.fc1", tp.prune_linear_out_channels, 1),
-            ("blocks.1.attn.proj.weight:1:1", "blocks.1.attn.proj", tp.prune_linear_in_channels, 3),
-        ],
-    )
-
-
 def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_knows():
     layers = {"e": nn.Linear(5, 8), "r": nn.LSTM(8, 12, batch_first=True), "c": nn.Linear(12, 3)}
     net, x = Made(lambda net, x: net.c(net.r(net.e(x))[0]), **layers), torch.randn(2, 6, 5)

