@@ -24,6 +24,7 @@ from fl.algorithms.inclusivefl import METHOD as inclusivefl
 from fl.algorithms.nefl import METHOD as nefl
 from fl.algorithms.nefl import NeFLOptions
 from fl.base.rng import Rng
+from fl.federation.update import ClientUpdate
 from fl.models.fleet import make_fleet
 from zoo import Spec
 
@@ -92,6 +93,18 @@ def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
         algorithm = fedfa(fed, FedFAOptions(graft, scale))
         after, _ = algorithm.round({"global": old}, COHORT, rng)
         assert_close(after["global"], oracles.fedfa(old, trained.states, trained.sizes, graft, scale))
+
+
+def test_the_norm_of_a_client_that_was_dropped_does_not_count(make_federation):
+    fed, rng = make_federation("cnn"), Rng(0, 1)
+    old, algorithm = fed.initial(), fedfa(fed)
+    each = [{name: k * tensor for name, tensor in old.items()} for k in (1, 2, 3, 4)]
+    every, others = (
+        ClientUpdate(some, torch.zeros(len(some)), sizes, some)
+        for some, sizes in ((each, (3, 0, 5, 7)), ([each[0], *each[2:]], (3, 5, 7)))
+    )
+    expected = algorithm.aggregate({"global": old}, [COHORT[0], *COHORT[2:]], others, rng)
+    assert_close(algorithm.aggregate({"global": old}, COHORT, every, rng)["global"], expected["global"])
 
 
 def test_another_quantile_and_float32():

@@ -4,10 +4,12 @@ import oracles
 import pytest
 import torch
 from fleets import IMAGES, assert_close, fleet_federation, mixed, shapes, train_each
+from torch import nn
 
+import surgery
 from fl.algorithms.fedrolex import METHOD as fedrolex
 from fl.algorithms.heterofl import METHOD as heterofl
-from fl.algorithms.heterofl import HeteroFLOptions
+from fl.algorithms.heterofl import HeteroFLOptions, counted_rows
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.models.architectures import ArchitectureOptions
@@ -70,6 +72,14 @@ def test_scalers_divide_by_the_rate_over_the_servers():
     assert rates == [{0.5}, {1.0}]
     plain, _ = build(config.replace(heterofl=HeteroFLOptions(scaler=False)))
     assert not any(isinstance(m, Scaler) for m in plain.fleet[0].model.modules())
+
+
+def test_the_mask_of_a_language_model_counts_for_every_client():
+    """Its row follows the rows of the tokens."""
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 4))
+    part = counted_rows(model, torch.tensor([True, False, False, True])).extract(surgery.state(model))
+    assert torch.equal(part["0.weight"], model[0].weight[[0, 3, 4]])
+    assert torch.equal(part["1.weight"], model[1].weight[[0, 3]])
 
 
 # FedRolex

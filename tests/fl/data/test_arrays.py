@@ -1,5 +1,7 @@
 """Data of one's own: what is accepted, and what is refused by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -289,6 +291,18 @@ def test_a_fingerprint_tells_data_apart():
     assert fingerprint(same) == fingerprint(digits)
     other = Dataset.from_arrays(digits.x, digits.y.flip(0), digits.test_x, digits.test_y, top=16)
     assert fingerprint(other)["sha256"] != fingerprint(digits)["sha256"]
+    valid = torch.arange(len(digits.y)) < 9
+    other = Dataset.from_arrays(digits.x, digits.y, digits.test_x, digits.test_y, valid=valid, top=16)
+    moved = Dataset.from_arrays(digits.x, digits.y, digits.test_x, digits.test_y, valid=valid.flip(0), top=16)
+    assert len({fingerprint(one)["sha256"] for one in (digits, other, moved)}) == 3
+
+
+def test_some_of_the_samples_are_kept_in_their_order():
+    digits = load("digits")
+    numbered = replace(digits, owners=torch.arange(len(digits.y)))
+    kept = numbered.sampled(50).owners
+    assert (kept.diff() > 0).all()
+    assert kept[-1] > 50
 
 
 def folder(tmp_path, sizes=((8, 6),) * 4, modes=("RGB",) * 4, classes="ab"):

@@ -26,11 +26,14 @@ from fl.engine.objectives import cross_entropy, proximal
 from fl.extensions.defence import Defence
 from fl.extensions.pace import PaceOptions
 from fl.federation import Federation, LocalTraining, cohort
+from fl.federation.clients import updated
 from fl.federation.divergence import check_finite, drop_failed
+from fl.federation.update import ClientUpdate
 from fl.runs.assembly import build
 from fl.runs.metrics import read
 from fl.settings import Config
-from surgery import stack, unstack
+from surgery import Plan, stack, unstack
+from surgery.plan import Source
 
 CLIENTS, SIZES = [3, 1, 0, 2], (5, 7, 3, 12)
 FORMS = ["stack", "list"]
@@ -103,6 +106,20 @@ def test_what_makes_no_federation_is_refused(make_federation):
     ):
         with pytest.raises(FLError, match=message):
             replace(fed, **{"participants": 1, **changes})
+
+
+def test_a_trained_block_for_which_a_frozen_one_stands_is_averaged(make_federation):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3))
+    net[1].requires_grad_(False)
+    fed = make_federation(net)
+    shape, whole = (64, 64), (None, None)
+    plan = Plan(
+        {"1.weight": (Source("1.weight", whole), Source("2.weight", whole))}, {"1.weight": shape, "2.weight": shape}
+    )
+    before = {"1.weight": torch.zeros(shape), "2.weight": torch.zeros(shape)}
+    mean = fed.average([{"1.weight": torch.ones(shape)}], [1], before, plans=[plan])
+    assert (mean["1.weight"] == 0).all()
+    assert (mean["2.weight"] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -219,6 +236,12 @@ def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_fe
     assert record.getMessage() == "warning: round 7: client 0 dropped: loss or weights became infinite or not a number"
     with pytest.raises(FLError, match=r"in round 7 .* every client \(3\) became infinite .* before is saved"):
         after(torch.nan, torch.nan, torch.nan)
+
+
+def test_a_dropped_client_keeps_what_it_had():
+    before, after = {"w": torch.zeros(4, 1)}, {"w": torch.ones(2, 1)}
+    update = ClientUpdate(after, torch.zeros(2), (0, 5), after, client_states=after)
+    assert updated(before, [3, 1], update)["w"].flatten().tolist() == [0, 1, 0, 0]
 
 
 def test_large_numbers_and_masks_of_infinity_are_no_failure():

@@ -268,6 +268,12 @@ def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
     assert tables.sum() == 60 * (used > 0).sum()
 
 
+def test_samples_that_cannot_be_divided_among_a_cluster_go_to_any_of_its_clients():
+    sizes = dealt(torch.arange(400), "clusters", 2, clusters=(1,)).sizes  # a sample of each class
+    assert sizes.sum() == 400
+    assert (sizes - 200).abs().max() < 50  # five standard deviations of a binomial
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "contiguous"])
 def test_a_partition_is_a_function_of_its_seed(kind):
     y, owners = balanced(2000), torch.arange(2000) % 40
@@ -383,6 +389,11 @@ def test_too_few_samples_to_hold_out_are_told_how_many_are_enough(sizes, valid, 
         least = int(said.split("--min-samples ")[1].split("\\")[0])
         parts = list(torch.arange(sum(range(least, least + 9))).split(list(range(least, least + 9))))
         assert len(hold_out(parts, valid, test, np.random.default_rng(0))) == 9
+
+
+def test_an_owner_with_just_the_minimum_of_samples_is_a_client():
+    owners = torch.tensor([7, 7, 4, 9, 9, 9])
+    assert list(map(len, dealt(balanced(6), "natural", 2, minimum=2, owners=owners))) == [2, 3]
 
 
 @pytest.mark.parametrize("owners", [[-5, 10**15, -5, 10**15, 2], [2**62, 7, 2**62, 7, 9]])

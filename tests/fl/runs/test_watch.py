@@ -172,7 +172,6 @@ def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
     assert torch.equal(model_of(folder), models[6])
 
 
-@pytest.mark.slow
 def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
     scores(monkeypatch, [0, 0.5, 0.9, 0.4])
     config = CONFIG.replace(keep_best=True, eval_every=2, rounds=4)

@@ -265,6 +265,11 @@ def test_such_a_run_does_not_go_on():
     check_resumable(Config().to_yaml())
 
 
+def test_a_run_with_an_extension_that_is_not_here_does_not_go_on():
+    with pytest.raises(FLError, match="of_a_stranger"):
+        check_resumable(Config().to_yaml() + "of_a_stranger: {share: 0.5}\n")
+
+
 def test_adapters_are_also_read_within_the_topic_of_models():
     config = Config.of(adapters={"kind": "lora", "rank": 3}, width=0.5)
     assert Config.from_yaml("model: {width: [0.5], adapters: {kind: lora, rank: 3}}") == config
