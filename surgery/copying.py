@@ -27,7 +27,7 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None and name not in module._non_persistent_buffers_set
     }
-    return _copied(model, {**(shared or {}), **tensors}), tensors
+    return clone(model, {**(shared or {}), **tensors}), tensors
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -43,45 +43,9 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
     What is given by id of an object takes its place in the copy.
     """
-    return _copied(model, instead)
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
-    _refuse_scripted(dict(named_modules(model)))
-
-
-def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
-    for name, module in modules.items():
-        if isinstance(module, torch.jit.ScriptModule):
-            what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(
-                f"{what} is scripted (torch.jit): give the plain module that it was scripted from", code="unsupported"
-            )
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
-    _refuse_compiled(dict(named_modules(model)))
-
-
-def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    for name, module in modules.items():
-        if "_orig_mod" in module._modules:
-            original = f"{name}._orig_mod"
-            way = f"put {original} in its place: model.set_submodule({name!r}, model.get_submodule({original!r}))"
-            raise SurgeryError(
-                f"{f'module {name!r} is' if name else 'this is'} what torch.compile returned: "
-                f"{way if name else 'give model._orig_mod'}, the module that was compiled, and compile afterwards",
-                code="unsupported",
-            )
-
-
-def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    named = dict(named_modules(model))
-    _refuse_compiled(named)
-    modules = list(named.values())
-    _refuse_scripted(named)
+    modules = [module for _, module in named_modules(model)]
+    refuse_compiled(model)
+    refuse_scripted(model)
     _refuse_closures(modules)
     # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
     computed = {
@@ -91,15 +55,37 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         if value.grad_fn is not None
     }
     try:
-        twin = _deepcopy(model, {**computed, **memo})
+        twin = _deepcopy(model, {**computed, **instead})
     except Exception as error:
-        raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy",
-            code="unsupported",
-        ) from error
-    if any(_drops_caches(type(module)) for module in modules):
-        _drop_caches(twin)
+        why = f"{type(model).__name__} cannot be copied ({first_line(error)})"
+        raise SurgeryError(f"{why}: give a model that copy.deepcopy can copy", code="unsupported") from error
+    for _, module in named_modules(twin):
+        if _drops_caches(type(module)):  # they are of the old weights, and are dropped when the module is moved
+            module._apply(lambda tensor: tensor)
     return twin
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
+    for name, module in named_modules(model):
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"module {name!r}" if name else "the model"
+            raise SurgeryError(
+                f"{what} is scripted (torch.jit): give the plain module that it was scripted from", code="unsupported"
+            )
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
+    for name, module in named_modules(model):
+        if "_orig_mod" in module._modules:
+            original = f"{name}._orig_mod"
+            way = f"put {original} in its place: model.set_submodule({name!r}, model.get_submodule({original!r}))"
+            raise SurgeryError(
+                f"{f'module {name!r} is' if name else 'this is'} what torch.compile returned: "
+                f"{way if name else 'give model._orig_mod'}, the module that was compiled, and compile afterwards",
+                code="unsupported",
+            )
 
 
 def _refuse_closures(modules: list[nn.Module]) -> None:
@@ -143,16 +129,6 @@ def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
         yield getattr(value, "__self__", value)
         if isinstance(value, FunctionType) and depth:
             yield from _held_by(value, depth - 1)
-
-
-def _drop_caches(model: nn.Module) -> None:
-    """Remove results that modules have computed from their weights, since the weights of a copy are about to change.
-
-    Modules that keep such results (timm's LeViT: the biases of its attention, by device) drop them when they are moved.
-    """
-    for _, module in named_modules(model):
-        if _drops_caches(type(module)):
-            module._apply(lambda tensor: tensor)
 
 
 def _cached(module: nn.Module) -> list[Tensor]:
