@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from surgery.errors import SurgeryError
 from surgery.plan import Plan, Runs
 from surgery.plan.positions import is_whole, merged, positions, put, take
-from surgery.states import names_by_id, owners, shapes_of
+from surgery.states import names_by_id, shapes_of, tensors
 
 New = Literal["repeat", "zero"]
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -193,7 +193,7 @@ def _repeats(runs: Runs, size: int) -> list[int]:
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's parameters by state name; of tied ones the first."""
-    return {n: tensor for _, _, own in owners(model) for n, tensor in own.items() if isinstance(tensor, nn.Parameter)}
+    return {name: tensor for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
 
 
 def _grouped(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], way: _Way) -> list[list[str]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.decomposition import Layer, checked_segments
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state
+from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state, ties
 from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
@@ -215,8 +215,7 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
 
 
 def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
-    ties = [_ties(model) for model in models]
-    if odd := [k for k, tie in enumerate(ties) if tie != ties[0]]:
+    if odd := [k for k, model in enumerate(models) if ties(model) != ties(models[0])]:
         raise SurgeryError(
             f"models 0 and {odd[0]} are not of one architecture: their tensors' names or ties differ", code="mismatch"
         )
@@ -226,13 +225,6 @@ def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
         replace_tensors(copy, {key: values[name] for key, name in names_by_id(copy).items()}, originals)
         result.append(copy)
     return result
-
-
-def _ties(model: nn.Module) -> dict[str, str]:
-    """For every name of a tensor the name that it has in the state."""
-    names = names_by_id(model)
-    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
 
 
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:

@@ -44,9 +44,21 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
             yield module_name, module, own
 
 
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model's state themselves, not detached, by state name."""
+    return {name: tensor for _, _, own in owners(model) for name, tensor in own.items()}
+
+
 def names_by_id(model: nn.Module) -> dict[int, str]:
     """Return the state name of each tensor of a model's state, by the tensor's id."""
-    return {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    return {id(tensor): name for name, tensor in tensors(model).items()}
+
+
+def ties(model: nn.Module) -> dict[str, str]:
+    """Return for every name of a tensor the name that it has in the state."""
+    names = names_by_id(model)
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
 
 
 def state(model: nn.Module) -> State:
@@ -81,7 +93,7 @@ def state(model: nn.Module) -> State:
             "it would be lost: convert the model to plain modules first",
             code="unsupported",
         )
-    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
+    return {name: tensor.detach() for name, tensor in tensors(model).items()}
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
@@ -195,10 +207,7 @@ def load(model, values, *, fit=None):
         check_same(own, known, "the model", "the given state")
         report, sources = None, {name: name for name in own}
     else:
-        held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        names = names_by_id(model)
-        ties = {name: names[id(tensor)] for name, tensor in held if id(tensor) in names}
-        report = fitted(own, ties, known, fit, packed(model))
+        report = fitted(own, ties(model), known, fit, packed(model))
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):

@@ -26,7 +26,8 @@ from surgery.adapters.rank import check_unscaled, factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import hint, joined, matches
-from surgery.states import State, names_by_id, owners
+from surgery.states import State, names_by_id
+from surgery.states import tensors as all_tensors
 
 _log = logging.getLogger(__name__)
 _OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
@@ -118,7 +119,7 @@ def attach(
             f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge",
             code="argument",
         )
-    own = _tensors(model)
+    own = all_tensors(model)
     found, rest = factors(tensors)
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
@@ -171,17 +172,10 @@ def state(model: nn.Module) -> State:
     parameters = {name: p.requires_grad for name, p in model.named_parameters()}
     trained = {name.rpartition(".")[0] for name, free in parameters.items() if free}
     return {
-        name: tensor
-        for name, tensor in _tensors(model).items()
+        name: tensor.detach()
+        for name, tensor in all_tensors(model).items()
         if parameters.get(name, name.rpartition(".")[0] in trained)  # of a norm also the statistics
     }
-
-
-def _tensors(model: nn.Module) -> State:
-    """Return the parameters and buffers of a model by name, also of one with packed weights, which is no state of
-    numbers.
-    """
-    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:

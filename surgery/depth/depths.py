@@ -11,9 +11,9 @@ from surgery.depth.check import check_cached, check_depth, check_skips, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
 from surgery.depth.splice import is_list, prefix_of
-from surgery.depth.tree import as_module, is_sequential, tensors
+from surgery.depth.tree import as_module, is_sequential
 from surgery.errors import SurgeryError
-from surgery.states import State, state
+from surgery.states import State, state, tensors
 
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 

@@ -21,13 +21,12 @@ from surgery.depth.depths import (
 from surgery.depth.identity import zero_branches
 from surgery.depth.sections import Section, ordered_sections
 from surgery.depth.splice import copies_of, drop, insert
-from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
 from surgery.hooks import followers
 from surgery.names import joined, outwards
 from surgery.plan import Plan, Source, structure
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
-from surgery.states import State, shapes_of
+from surgery.states import State, shapes_of, tensors
 
 _log = logging.getLogger(__name__)
 

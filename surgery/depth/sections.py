@@ -9,10 +9,10 @@ from torch import nn
 
 from surgery.copying import refuse_compiled
 from surgery.depth.order import follow
-from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential, shapes
+from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential
 from surgery.errors import SurgeryError
 from surgery.names import is_inside, joined, outwards
-from surgery.states import State, owners
+from surgery.states import State, owners, shapes_of, tensors
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -305,7 +305,7 @@ class _Search:
     def _fits(self, group: list[str]) -> bool:
         """Return whether blocks fit together and are more than one convolution with its norm."""
         return any(
-            self.joins(a, b) and sum(len(shape) > 1 for shape in shapes(self.modules[b]).values()) > 1
+            self.joins(a, b) and sum(tensor.ndim > 1 for tensor in tensors(self.modules[b]).values()) > 1
             for a, b in pairwise(group)
         )
 
@@ -354,7 +354,7 @@ def signature(block: nn.Module) -> tuple:
         for name, module in block.named_modules()
         if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
     ]
-    return shapes(block), parts
+    return shapes_of(tensors(block)), parts
 
 
 def _exact(value: Any) -> bool:

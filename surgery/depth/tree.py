@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
-from surgery.states import owners
+from surgery.states import owners, shapes_of, tensors
 
 
 class Chain(nn.Sequential):
@@ -61,11 +61,6 @@ class Skip(nn.Module):
 
 def _same_form(a: Any, b: Any) -> bool:
     return type(a) is type(b) and getattr(a, "shape", None) == getattr(b, "shape", None)
-
-
-def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a module's tensors by state name."""
-    return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
 
 
 def is_sequential(holder: nn.Module) -> bool:
@@ -145,11 +140,6 @@ def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False
-    own = [shapes(child) for child in children.values()]
+    own = [shapes_of(tensors(child)) for child in children.values()]
     siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
-    return own.count(own[0]) == len(own) and any(own[0].keys() <= shapes(s).keys() for s in siblings)
-
-
-def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the registered tensors themselves (not detached), by state name."""
-    return {name: tensor for _, _, own in owners(module) for name, tensor in own.items()}
+    return own.count(own[0]) == len(own) and any(own[0].keys() <= tensors(s).keys() for s in siblings)

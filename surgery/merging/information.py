@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode
-from surgery.states import State, names_by_id, owners
+from surgery.states import State, names_by_id, tensors
 
 
 def fisher_information(
@@ -32,8 +32,7 @@ def fisher_information(
     """
     found = {
         name: p
-        for _, _, own in owners(model)
-        for name, p in own.items()
+        for name, p in tensors(model).items()
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
     if not found:

@@ -38,7 +38,7 @@ from surgery.plan.positions import (
     selected,
     take,
 )
-from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
+from surgery.states import Stack, State, as_state, check_same_shapes, shapes_of, state, tensors
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
 _ROWS = 12  # at most, of a printed plan
@@ -341,7 +341,7 @@ class Plan:
 
     def built(self, full: nn.Module) -> nn.Module:
         """Do the same as `build`, without its checks: for the model that the plan was made from."""
-        held = {name: tensor for _, _, owned in owners(full) for name, tensor in owned.items()}
+        held = tensors(full)
         with torch.no_grad():
             values = {n: take(held[s.name], s.index) for n, (s, *_) in self.entries.items()}
         if held.keys() == values.keys() and all(edit.get("do") in KEEP_NAMES for edit in self.edits):
@@ -353,10 +353,10 @@ class Plan:
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
-        tensors = {name: tensor for _, _, owned in owners(small) for name, tensor in owned.items()}
-        expected = {name: self.small_shapes.get(name, ()) for name in tensors}
+        made = tensors(small)
+        expected = {name: self.small_shapes.get(name, ()) for name in made}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
-        replace_tensors(small, {id(tensor): values[name] for name, tensor in tensors.items()}, originals)
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in made.items()}, originals)
         renew_computed(small)
         return small
 
