@@ -112,9 +112,7 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
             inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _held_by(value)):
                 raise SurgeryError(
-                    f"{type(module).__name__}: its {what} a function that holds modules of the model, which a copy "
-                    "would share: give types.MethodType(function, module) or functools.partial, which are copied, or "
-                    "write a subclass",
+                    f"{type(module).__name__}: its {what} a function that holds modules: give types.MethodType",
                     code="unsupported",
                 )
 

@@ -46,8 +46,7 @@ def check_named(name: str) -> tuple[str, str]:
     """
     if not isinstance(name, str):
         raise SurgeryError(
-            f"a model's name is timm:NAME or torchvision:NAME (timm:resnet18), not a {type(name).__name__}",
-            code="argument",
+            f"a model's name is timm:NAME or torchvision:NAME, not a {type(name).__name__}", code="argument"
         )
     library, _, model = name.partition(":")
     if library not in _LIBRARIES or not model:

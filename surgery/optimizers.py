@@ -101,21 +101,15 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
     ):
         if not isinstance(value, kind):
             raise SurgeryError(
-                f"follow takes an optimizer, the model before, the model after and the plan; {what} is a "
-                f"{type(value).__name__}",
-                code="argument",
+                f"follow takes an optimizer, two models and a plan; {what} is a {type(value).__name__}", code="argument"
             )
     if new not in get_args(New):
         raise SurgeryError(f"unknown new={new!r}: choose {' or '.join(get_args(New))}", code="argument")
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
-        raise SurgeryError(
-            "the state of LBFGS is of all parameters in one vector and cannot follow: make a new one",
-            code="unsupported",
-        )
+        raise SurgeryError("the state of LBFGS is one vector and cannot follow: make a new one", code="unsupported")
     if around := [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]:
         raise SurgeryError(
-            f"{type(optimizer).__name__} is around another optimizer, its {around[0]!r}: let that one follow, and make "
-            "the outer one of it",
+            f"{type(optimizer).__name__} is around an optimizer, {around[0]!r}: let that one follow instead",
             code="unsupported",
         )
 
@@ -204,8 +198,7 @@ def _grouped(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor]
         for at, tensor in enumerate(group["params"]):
             if id(tensor) not in names:
                 raise SurgeryError(
-                    f"parameter {at} of the optimizer's group {number}, {list(tensor.shape)}, is no tensor of the "
-                    "model before: give the model that the optimizer trains",
+                    f"parameter {at} of group {number} is no tensor of `before`: give the model that is trained",
                     code="mismatch",
                 )
             place[names[id(tensor)]] = number, at

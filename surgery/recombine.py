@@ -77,10 +77,7 @@ def permutations(n: int, k: int, *, generator: torch.Generator | None = None, de
                 f"{name} is the number of {meaning}, a whole number; got {repr(value)[:40]}", code="argument"
             )
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise SurgeryError(
-            f"generator is a torch.Generator (torch.Generator().manual_seed(0)), not {repr(generator)[:40]}",
-            code="argument",
-        )
+        raise SurgeryError(f"generator is a torch.Generator, not {repr(generator)[:40]}", code="argument")
     if derange and k == 1:
         raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more", code="argument")
     device = "cpu" if generator is None else generator.device
@@ -204,8 +201,7 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
             first = models[0][name]
             if (tensor.dtype, tensor.device) != (first.dtype, first.device):
                 raise SurgeryError(
-                    f"tensor {name!r} is {first.dtype} on {first.device} in state 0, {tensor.dtype} on "
-                    f"{tensor.device} in state {k}: convert them to one dtype and device first",
+                    f"tensor {name!r} differs in dtype or device in states 0 and {k}: convert them to one",
                     code="mismatch",
                 )
     permutations = permutations.cpu() if isinstance(permutations, Tensor) else permutations
@@ -252,8 +248,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
         raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations", code="argument")
     if permutations.shape != (len(segments), k):
         raise SurgeryError(
-            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]",
-            code="argument",
+            f"permutations are {tuple(permutations.shape)}: expected [{len(segments)}, {k}]", code="argument"
         )
     if permutations.device.type == "cpu" and not torch.equal(
         permutations.sort(1).values.long(), torch.arange(k).expand(len(segments), k)

@@ -196,10 +196,7 @@ def load(model, values, *, fit=None):
       bias    [2] in the state, [3] here: [2] taken
     """
     if not isinstance(model, nn.Module):
-        raise SurgeryError(
-            f"load copies a state into a module, not into a {type(model).__name__}: give the module first",
-            code="argument",
-        )
+        raise SurgeryError(f"load takes a module first, not a {type(model).__name__}", code="argument")
     own, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
     known = metas(values) if is_lazy_state else values
@@ -216,7 +213,7 @@ def load(model, values, *, fit=None):
             )
         if not torch.can_cast(known[source].dtype, own[name].dtype):
             raise SurgeryError(
-                f"tensor {name!r} is {own[name].dtype} in the model and {known[source].dtype} in the state",
+                f"tensor {name!r} is {own[name].dtype} in the model, {known[source].dtype} in the state",
                 code="mismatch",
             )
     if not is_lazy_state:  # a lazy state is read one tensor at a time
@@ -262,8 +259,7 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
         for name, tensor in found[0].items():
             if tensor.device != other[name].device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {tensor.device} in state 0 and on {other[name].device} in state {k}: "
-                    "move them to one device (what is on meta has no data)",
+                    f"tensor {name!r} is on {tensor.device} in state 0, {other[name].device} in state {k}: move one",
                     code="mismatch",
                 )
     return {name: torch.stack([s[name] for s in found]) for name in found[0]}
@@ -296,18 +292,13 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
     5
     """
     if not isinstance(models, Mapping):
-        raise SurgeryError(
-            f"a {type(models).__name__} is no stack: surgery.stack makes one of a list of states or modules",
-            code="argument",
-        )
+        raise SurgeryError(f"a {type(models).__name__} is no stack: surgery.stack makes one of models", code="argument")
     models = as_state(models, "a stack")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
     if len(sizes) != 1 or None in sizes:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
         raise SurgeryError(
-            f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}; surgery.stack makes "
-            "one of states",
-            code="argument",
+            f"not a stack of one length K, got {shapes}; surgery.stack makes one of states", code="argument"
         )
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)", code="argument")
@@ -374,8 +365,7 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
         raise SurgeryError(
-            f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared",
-            code="unsupported",
+            f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers compare", code="unsupported"
         )
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare", code="unsupported")

@@ -120,10 +120,7 @@ def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> 
         raise ZooError(f"{owner} takes one width{each}; got {len(rates)}", code="argument")
     for rate in rates:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
-            raise ZooError(
-                f"{owner}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}",
-                code="argument",
-            )
+            raise ZooError(f"{owner}: width is a rate above 0, at most {_WIDEST}, got {rate!r}", code="argument")
     return tuple(map(float, rates))
 
 

@@ -282,7 +282,6 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
             module.draw(generator)
         elif module._parameters or module._buffers:
             raise ZooError(
-                f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/layers.py",
-                code="unsupported",
+                f"no rule in zoo/layers.py draws weights of {name} ({type(module).__name__})", code="unsupported"
             )
     return model

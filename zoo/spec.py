@@ -40,10 +40,7 @@ def find(name: str) -> Architecture:
     if name in PRESETS:
         return PRESETS[name]
     if name.startswith(("timm:", "torchvision:")):
-        raise ZooError(
-            f"unknown model {name!r}: the zoo has its own only, and surgery.libraries.named makes those of libraries",
-            code="name",
-        )
+        raise ZooError(f"the zoo has no {name!r}: surgery.libraries.named makes models of libraries", code="name")
     if near := difflib.get_close_matches(name, PRESETS, n=3):
         raise ZooError(
             f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all", code="name"

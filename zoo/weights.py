@@ -213,10 +213,7 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
                 code="mismatch",
             )
     if len(given) != len(wanted):
-        raise ZooError(
-            f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}",
-            code="mismatch",
-        )
+        raise ZooError(f"the given state has {len(given)} tensors, this {target} {len(wanted)}", code="mismatch")
     return dict(zip(wanted, given.values()))
 
 

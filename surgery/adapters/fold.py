@@ -86,8 +86,7 @@ def _turned(
         table = "lora_embedding_A" in one.names[0]
         if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
             raise SurgeryError(
-                f"{folder}: {one.names[0]!r} and {one.names[1]!r} make {shape}, and the weight of {module!r} is "
-                f"{base.shape} in {base.dtype}",
+                f"{folder}: {one.names[0]!r} and its B make {shape}; the weight is {base.shape}, {base.dtype}",
                 code="mismatch",
             )
         result[module] = table or base.shape != shape
@@ -97,8 +96,7 @@ def _turned(
             linear.add(result[module])
     if square and linear - {said}:
         raise SurgeryError(
-            f"{folder}: whether the square weight of {square[0]!r} is [out, in] is not known, as fan_in_fan_out is "
-            f"{said} and others are not so: use surgery.adapters.read_peft and merge, on the model",
+            f"{folder}: is the square weight of {square[0]!r} [out, in]? use read_peft and merge, on the model",
             code="ambiguous",
         )
     return result | dict.fromkeys(square, said)

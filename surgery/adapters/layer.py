@@ -133,8 +133,7 @@ def check_plain(layer: nn.Module, way: str) -> None:
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
         raise SurgeryError(
-            f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight says, "
-            f"so that no product can be added to it: {way}",
+            f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may not compute with its weight alone: {way}",
             code="unsupported",
         )
 

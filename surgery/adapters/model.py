@@ -140,8 +140,7 @@ def attach(
         wanted = shapes(layer, len(one.a))
         if wanted != (one.a.shape, one.b.shape):
             raise SurgeryError(
-                f"the adapter of {name} is of {tuple(one.a.shape)} and {tuple(one.b.shape)}, and the layer takes "
-                f"{tuple(wanted[0])} and {tuple(wanted[1])}",
+                f"the adapter of {name} is {one.a.shape}, {one.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
                 code="mismatch",
             )
         if isinstance(scale, Mapping) and name not in scale:
@@ -279,9 +278,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     if tied := [name for name, m in chosen.items() if id(m.weight) in shared or places.get(id(m), 1) > 1]:
         if patterns is not None and not set(patterns).isdisjoint(tied):
             raise SurgeryError(
-                f"{tied[0]} shares its weight with another layer, or is used in several places: its adapter would not "
-                "reach all of them",
-                code="unsupported",
+                f"{tied[0]}, or its weight, is used in several places: leave it out of modules", code="unsupported"
             )
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
@@ -303,8 +300,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
         raise SurgeryError(
-            "the model has no layer that can have an adapter: a linear layer, convolution or embedding",
-            code="unsupported",
+            "the model has no linear layer, convolution or embedding that can have an adapter", code="unsupported"
         )
     return chosen
 

@@ -121,8 +121,7 @@ def check_tied(
         if len(both) > 1 and (one := next((name for name in both if name in changed), None)):
             other = next(name for name in both if name != one)
             raise SurgeryError(
-                f"{one!r} {what}, and it is {other!r} as well, which peft leaves as it was: {way}, or give each a "
-                "tensor of its own",
+                f"{one!r} {what}, and peft leaves its other name {other!r} as it was: {way}, or untie them",
                 code="unsupported",
             )
 
@@ -133,8 +132,7 @@ def _check_convolutions(model: nn.Module) -> None:
         kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
         if kind != "zeros" or any(d != 1 for d in dilation):
             raise SurgeryError(
-                f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
-                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one",
+                f"peft's adapter of {name!r} would lack padding_mode={kind!r} or dilation={dilation}: merge it instead",
                 code="unsupported",
             )
 

@@ -115,8 +115,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         module, *adapter = [group or "" for group in match.groups()]
         if "base_layer" in module.split("."):
             raise SurgeryError(
-                f"{name!r} belongs to one of several adapters around each other, as peft has them for parameters of "
-                "experts (target_parameters), whose rows are not one rank: merge them into the base instead",
+                f"{name!r} is of adapters around each other (peft's target_parameters): merge them into the base",
                 code="unsupported",
             )
         second, *magnitudes = [
@@ -134,16 +133,14 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
-                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors",
-                code="mismatch",
+                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are no factors of one rank", code="mismatch"
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
     scalars = {joined(module, "scalar") for module in found}
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
-            f"{odd[0]!r} is there without its other factor, or is a part of an adapter that is no product of two: give "
-            "adapters of two factors, with both",
+            f"{odd[0]!r} is no factor, or one without the other: give adapters of two factors, with both",
             code="mismatch",
         )
     return found, rest
@@ -166,8 +163,7 @@ def check_unscaled(found: Mapping[str, Factors]) -> None:
     """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
     if pair := next((pair for pair in found.values() if pair.alpha is not None), None):
         raise SurgeryError(
-            f"{pair.others[1]!r} multiplies the product, too, by alpha / rank: multiply {pair.names[1]!r} by that, and "
-            "leave alpha out",
+            f"{pair.others[1]!r} also scales the product: multiply {pair.names[1]!r} by alpha / rank, and drop alpha",
             code="argument",
         )
 
@@ -335,15 +331,12 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
         raise SurgeryError(
-            f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average",
-            code="unsupported",
+            f"the adapter of {dora[0]!r} is DoRA's, which do not stack: merge and average", code="unsupported"
         )
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares}: adapters have no negative weights here; to subtract one (adapter arithmetic) is peft's "
-            "add_weighted_adapter, or surgery.merging.task_arithmetic of the merged models",
-            code="argument",
+            f"weights {shares} are negative: subtract merged models by surgery.merging.task_arithmetic", code="argument"
         )
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
         raise SurgeryError(

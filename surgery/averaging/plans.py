@@ -55,8 +55,7 @@ def average_parts(
     states = client_states(models, plans)
     if fallback is None:
         raise SurgeryError(
-            "plans may leave elements that no model covers: give a state of the full model as `fallback`",
-            code="argument",
+            "plans may leave elements uncovered: give a state of the full model as `fallback`", code="argument"
         )
     fallback = as_state(fallback, "the fallback")
     check_same_shapes(plans[0].shapes, shapes_of(fallback), "the plans' full model", "the fallback")
@@ -77,8 +76,7 @@ def average_parts(
             kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
             if kinds[0] != kinds[1]:
                 raise SurgeryError(
-                    f"tensor {name!r} is {old.dtype} in the fallback and {part.values.dtype} in a state",
-                    code="mismatch",
+                    f"tensor {name!r} is {old.dtype} in the fallback, {part.values.dtype} in a state", code="mismatch"
                 )
         with torch.no_grad():  # threads do not inherit it from the caller
             numeric = old.is_floating_point() or old.is_complex()
@@ -110,15 +108,13 @@ def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Te
         )
     if len(states) != len(plans) or not states:
         raise SurgeryError(
-            f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state",
-            code="argument",
+            f"{len(states)} states and {len(plans)} plans: give one plan for each state, at least one", code="argument"
         )
     first = plans[0].fingerprint
     for k, (values, plan) in enumerate(zip(states, plans)):
         if plan.fingerprint != first:
             raise SurgeryError(
-                f"plan {k} is of the full model {plan.fingerprint}, plan 0 of {first}: "
-                "only submodels of one full model can be averaged",
+                f"plans 0 and {k} are of different full models ({first}, {plan.fingerprint}): give plans of one",
                 code="mismatch",
             )
         check_same_shapes(plan.small_shapes, shapes_of(values), f"plan {k}", f"state {k}")
@@ -149,10 +145,7 @@ def _scales(
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor", code="name")
         if factor.shape != (k,):
-            raise SurgeryError(
-                f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client",
-                code="argument",
-            )
+            raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}]", code="argument")
     scales = {name: factor.tolist() for name, factor in given.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite", code="argument")

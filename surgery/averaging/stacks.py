@@ -66,8 +66,7 @@ def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tenso
         return mask.to(models[name].device).expand_as(models[name])
     except RuntimeError:
         raise SurgeryError(
-            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}",
-            code="mismatch",
+            f"the mask of {name!r} is {tuple(mask.shape)}, the stack {tuple(models[name].shape)}", code="mismatch"
         ) from None
 
 

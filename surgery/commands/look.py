@@ -57,8 +57,7 @@ def inspect(
     if is_checkpoint(target):
         if width is not None or depth is not None or plot is not None:
             raise SurgeryError(
-                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints",
-                code="argument",
+                "--width, --depth and --plot take timm:NAME; narrow and ungraft cut checkpoints", code="argument"
             )
         opened = Model(Path(target), model, input)
         widths = [] if model is None else surgery.widths(opened.built(), **opened.run_arguments())

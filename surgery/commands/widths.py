@@ -198,8 +198,7 @@ def align(
     """
     if (by == "activations") != (data is not None):
         raise SurgeryError(
-            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches of inputs",
-            code="argument",
+            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches", code="argument"
         )
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)

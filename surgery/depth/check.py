@@ -113,8 +113,7 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
     if [shape[free:] for shape in after.shapes] != [shape[free:] for shape in before.shapes]:
         raise SurgeryError(
-            f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are",
-            code="depth",
+            f"the output would be {after.shapes}, not {before.shapes}: leave the sections as they are", code="depth"
         )
 
 

@@ -50,16 +50,14 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
     else:
         if len(depths) != len(found):
             raise SurgeryError(
-                f"{len(depths)} depths were given, but one is needed for each section; the model {have}",
-                code="argument",
+                f"{len(depths)} depths for {len(found)} sections: give one each; the model {have}", code="argument"
             )
         wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
             raise SurgeryError(
-                f"section {section.name!r} cannot change its depth: {place!r} is the block {block!r} again, and a "
-                "block that is registered twice counts once; give depths by section name and leave this one out",
+                f"section {section.name!r} has {block!r} again as {place!r}: give depths by name and leave it out",
                 code="depth",
             )
     return wanted
@@ -78,8 +76,7 @@ def check_order(
             continue
         if example is not None:
             raise SurgeryError(
-                f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is",
-                code="ambiguous",
+                f"the example does not run the blocks of {name!r}: give one that does, or leave it", code="ambiguous"
             )
         reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
@@ -101,14 +98,12 @@ def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> 
         return range(depth)
     if not depth or sorted({*depth} & {*range(have)}) != list(depth):
         raise SurgeryError(
-            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are not ascending positions of "
-            "blocks",
+            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are no ascending positions",
             code="argument",
         )
     if depth[0] > 0 and changes_shape(root, section):
         raise SurgeryError(
-            f"section {section.name!r} cannot do without its first block {section.blocks[0]!r}, which changes the "
-            "shape of its input (or is not known to keep it): keep position 0",
+            f"block {section.blocks[0]!r} of {section.name!r} may change the shape of its input: keep position 0",
             code="depth",
         )
     return depth
@@ -129,9 +124,7 @@ def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
         depth = [min(position, have - 1) for position in range(depth)]
     if sorted(depth) != [*depth] or {*depth} != {*range(have)}:
         raise SurgeryError(
-            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} does not have each of them, in their "
-            "order, with repeated ones behind each other",
-            code="argument",
+            f"section {section.name!r}: {tuple(depth)} lacks some of 0 to {have - 1}, or their order", code="argument"
         )
     for place, name in enumerate(section.blocks):
         if list(depth).count(place) > 1 and not repeatable(root, section, place):

@@ -50,10 +50,7 @@ def zero_branches(
     """
     args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
-        raise SurgeryError(
-            "mode='identity' compares outputs, but meta tensors have no values: move the model to another device",
-            code="values",
-        )
+        raise SurgeryError("mode='identity' compares outputs: move the model off the meta device", code="values")
     args, kwargs = varied((args, kwargs))
     expected = clone(model).eval()(*args, **kwargs)
     names = {id(module): name for name, module in deeper.named_modules()}
@@ -78,15 +75,12 @@ def zero_branches(
             )
         if runs is None or every is None:
             raise SurgeryError(
-                f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
-                f"residual branch): {way}",
-                code="depth",
+                f"block {name!r} is not the identity with zeros for weights (a norm ends it, say): {way}", code="depth"
             )
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
             raise SurgeryError(
-                f"copies of {name!r} that begin as the identity could not learn: with zeros for {min(still)!r} its "
-                f"residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): {way}",
+                f"copies of {name!r} with zeros for {min(still)!r} have no gradient (a ReLU ends it, say): {way}",
                 code="depth",
             )
         if unused := _unused(copies[0], blocks, every) - zero:

@@ -416,10 +416,7 @@ def register_block(kind: Kind) -> Kind:
     [Section(name='', blocks=('coarse', 'fine'))]
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise SurgeryError(
-            f"{kind!r} is not a class of modules: register the class, not one of its modules or its name",
-            code="argument",
-        )
+        raise SurgeryError(f"{kind!r} is not a class of modules: register the class itself", code="argument")
     BLOCKS[kind] = None
     return kind
 

@@ -140,16 +140,13 @@ def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixtur
 def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
     if not isinstance(scores, Mapping) or one.name not in scores:
         raise SurgeryError(
-            f"a number of experts needs scores of {one.name!r}: give scores=surgery.experts.frequency(model, batches) "
-            "or surgery.experts.norm(model)",
+            f"a number of experts needs scores of {one.name!r}: surgery.experts.frequency or norm gives them",
             code="argument",
         )
     score = torch.as_tensor(scores[one.name]).detach()
     if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
         raise SurgeryError(
-            f"the scores of {one.name!r} are one finite number for each of its {one.size} experts, got "
-            f"{tuple(score.shape)}",
-            code="argument",
+            f"scores of {one.name!r} are {one.size} finite numbers, got {tuple(score.shape)}", code="argument"
         )
     return score.double().cpu()
 
@@ -187,16 +184,14 @@ def _check_router(one: Mixture, kept: Sequence[int]) -> None:
     """Raise SurgeryError where the router cannot choose among the experts that are left."""
     if len(kept) < one.chosen:
         raise SurgeryError(
-            f"the router of {one.name!r} chooses {one.chosen} experts for a token, of which {len(kept)} would be left: "
-            f"keep {one.chosen} or more, or let it choose fewer",
+            f"the router of {one.name!r} chooses {one.chosen} experts a token: keep {one.chosen} or more",
             code="argument",
         )
     counts = [sum(number * one.groups // one.size == group for number in kept) for group in range(one.groups)]
     least = 2 if any("correction" in key for _, key, _ in one.router) and one.groups > 1 else 1
     if len(set(counts)) > 1 or min(counts) < least:
         raise SurgeryError(
-            f"the router of {one.name!r} chooses among {one.groups} groups of {one.size // one.groups} experts each, "
-            f"of which {counts} would be left: its code needs as many in each group, {least} or more",
+            f"the router of {one.name!r} needs as many experts in each group, {least} or more, got {counts}",
             code="argument",
         )
 
@@ -220,8 +215,7 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     _numbers(one, [number for own in groups for number in own])
     if any(len({number * one.groups // one.size for number in own}) > 1 for own in groups):
         raise SurgeryError(
-            f"the router of {one.name!r} divides its experts into {one.groups} groups: merge within them",
-            code="argument",
+            f"the router of {one.name!r} has {one.groups} groups of experts: merge within them", code="argument"
         )
     groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
     _check_router(one, [first for first, *_ in groups])

@@ -190,8 +190,7 @@ def _safetensors(path: Path) -> Checkpoint:
     for name, one in header.items():
         if (dtype := DTYPES.get(one["dtype"])) is None:
             raise SurgeryError(
-                f"{path}: tensor {name!r} has the dtype {one['dtype']!r}, which is not read: convert it",
-                code="unsupported",
+                f"{path}: tensor {name!r} has the dtype {one['dtype']!r}: convert it", code="unsupported"
             )
         read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
         entries[name] = Pieces(tuple(one["shape"]), dtype, read)
@@ -264,10 +263,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
     if claimed - held > _REPEATED:
         name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
         raise SurgeryError(
-            f"{path}: its tensors claim {claimed:,} bytes, and it holds {held:,} of them; {name!r} alone, "
-            f"{tuple(most.shape)}, repeats {most.untyped_storage().nbytes():,}: save tensors as they were before "
-            "expand",
-            code="file",
+            f"{path}: {name!r} {tuple(most.shape)} repeats what the file holds: save it as before expand", code="file"
         )
 
 
@@ -316,11 +312,7 @@ def _check_records(path: Path) -> None:
                 )
             folder = names[0].partition("/")[0] if names else ""
             if not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
-                raise SurgeryError(
-                    f"{path} is a zip file, but no checkpoint: it lacks the data.pkl and the version that torch.save "
-                    "writes into the one folder of it; give the file that was saved, or save model.state_dict()",
-                    code="file",
-                )
+                raise SurgeryError(f"{path} is a zip file, but not torch.save's: save model.state_dict()", code="file")
             if odd := [record.filename for record in records if record.compress_type != ZIP_STORED]:
                 raise BadZipFile(f"record {odd[0]!r} is compressed, which torch.save never does")
             if sum(record.file_size for record in records) > path.stat().st_size:

@@ -122,7 +122,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
             weight = share * known.read(start, stop).to(value)
             if not bool((weight >= 0).all() & weight.isfinite().all()):
                 raise SurgeryError(
-                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}",
+                    f"Fisher information of {group.name!r} is negative or not finite in model {group.places[i]}",
                     code="values",
                 )
             total, below, plain = total + weight * value, below + weight, plain + share * value
@@ -166,8 +166,7 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
     for k, one in zip(group.places, products):
         if tuple(one.shape) != (inputs, inputs):
             raise SurgeryError(
-                f"the inner products for {group.name!r} have shape {tuple(one.shape)} in model {k}: its inputs need "
-                f"{(inputs, inputs)}",
+                f"inner products for {group.name!r} are {tuple(one.shape)} in model {k}: need {(inputs, inputs)}",
                 code="mismatch",
             )
         if not bool(one.isfinite().all()):
@@ -186,9 +185,7 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
         raise SurgeryError(
-            f"the inner products of the inputs of {group.name!r} cannot be inverted: give alpha below 1, or more "
-            "inputs",
-            code="values",
+            f"inner products for {group.name!r} have no inverse: give alpha below 1, or more inputs", code="values"
         ) from None
     flat = solved.reshape(-1).to(group.dtype).to(group.tensors[0].device)
     return lambda start, stop: flat[start:stop]

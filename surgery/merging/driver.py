@@ -80,8 +80,7 @@ class Group:
         same = all(torch.equal(x.where(x.isinf(), 0), values.where(infinite, 0)) for x in others)
         if bool(values.isnan().any()) or not same:
             raise SurgeryError(
-                f"{self.name!r} of {self.whose[i]} holds NaN or infinity, and so would the result: mend that model, or "
-                "leave it out",
+                f"{self.name!r} of {self.whose[i]} holds NaN or infinity: mend that model, or leave it out",
                 code="values",
             )
         self.shared.append(True)
@@ -101,8 +100,7 @@ class Group:
         total = sum(self.weights)
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
-                f"the weights of {self.name!r} are {self.weights}: they are divided by their sum, so give numbers that "
-                "are not negative",
+                f"the weights of {self.name!r} are {self.weights}: give positive ones, which are divided by their sum",
                 code="argument",
             )
         return [weight / total for weight in self.weights]
@@ -239,23 +237,20 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
             here, there = pieces_of(values, name), pieces_of(first, name)
             if here.dtype.is_complex:
                 raise SurgeryError(
-                    f"tensor {name!r} of {what} is {here.dtype}: average complex tensors by surgery.average",
-                    code="unsupported",
+                    f"tensor {name!r} of {what} is {here.dtype}: use surgery.average", code="unsupported"
                 )
             if here.dtype.is_floating_point != there.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0 and {here.dtype} in {what}: convert one",
-                    code="mismatch",
+                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
                 )
             if here.device != there.device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {there.device} in model 0 and on {here.device} in {what}: move one",
+                    f"tensor {name!r} is on {there.device} in model 0, {here.device} in {what}: move one",
                     code="mismatch",
                 )
             if here.device.type == "meta":
                 raise SurgeryError(
-                    f"tensor {name!r} of {what} has no data (meta device): give the model its weights first",
-                    code="values",
+                    f"tensor {name!r} of {what} is on the meta device: give it data first", code="values"
                 )
     base = states.pop("the base", None)
     return [*states.values()], base

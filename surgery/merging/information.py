@@ -67,9 +67,7 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, batch in enumerate(batches):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(
-                f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets), where inputs are "
-                "a tensor, a tuple of arguments or a dict of keyword arguments",
-                code="argument",
+                f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets)", code="argument"
             )
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
             found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
@@ -124,16 +122,11 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     measured = [module for module in model.modules() if _is_linear(module)]
     if computed := [type(module).__name__ for module in measured if "weight" not in module._parameters]:
         raise SurgeryError(
-            f"the weight of a {computed[0]} of this {type(model).__name__} is computed from others (weight norm, "
-            "pruning): make it plain first, by torch's remove functions",
-            code="unsupported",
+            f"a {computed[0]}'s weight is computed (weight norm, pruning): remove that first", code="unsupported"
         )
     hooks = [module.register_forward_pre_hook(seen, with_kwargs=True) for module in measured]
     if not hooks:
-        raise SurgeryError(
-            f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured",
-            code="unsupported",
-        )
+        raise SurgeryError(f"{type(model).__name__} has no linear layer or convolution to measure", code="unsupported")
     try:
         with in_mode(model, training=False, own_draws=False):
             for batch in batches:

@@ -95,8 +95,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             result = result.to(group.dtype)
             if not bool(result.isfinite().all()):
                 raise SurgeryError(
-                    f"{name} gives NaN or infinity for {group.name!r}, and the models hold none: mend the method",
-                    code="values",
+                    f"{name} gives NaN or infinity for {group.name!r} of finite models: mend it", code="values"
                 )
             return result
 

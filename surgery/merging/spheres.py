@@ -54,9 +54,7 @@ def _slerp(straight: float, group: Group) -> Reader:
         return combination(group, [1 - t, t])
     if math.pi - angle < _SMALL:
         raise SurgeryError(
-            f"{group.name!r} points in opposite directions in the two models, so that there is no shortest arc: take "
-            "linear for it, or t = 0 or 1 by its name",
-            code="values",
+            f"{group.name!r} points in opposite directions in the two: take linear for it, or t = 0 or 1", code="values"
         )
     return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
 

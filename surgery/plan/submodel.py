@@ -254,14 +254,13 @@ class Plan:
         like = tensors[parts[0][0]] if parts else templates.get(target)
         if into is None and (odd := [name for name, tensor in tensors.items() if tensor.dtype != like.dtype]):
             raise SurgeryError(
-                f"{target!r} is made of {parts[0][0]!r} ({like.dtype}) and {odd[0]!r} ({tensors[odd[0]].dtype}): "
-                "give a full state as `into`, whose dtype is taken",
+                f"{target!r} is made of {like.dtype} and {tensors[odd[0]].dtype}: give `into`, whose dtype is taken",
                 code="mismatch",
             )
         for name, tensor in tensors.items() if into is not None else ():
             if not torch.can_cast(tensor.dtype, into[target].dtype):
                 raise SurgeryError(
-                    f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses",
+                    f"{name!r} is {tensor.dtype}, which {target!r} of `into` ({into[target].dtype}) loses",
                     code="mismatch",
                 )
         if len(parts) == 1 and is_whole(parts[0][1]):

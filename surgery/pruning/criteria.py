@@ -104,8 +104,7 @@ def importance(
     for name, values in scores.items():
         if not values.isfinite().all():
             raise SurgeryError(
-                f"{called(by)} gives {name!r} scores that are not finite: are its weights, or is the loss?",
-                code="values",
+                f"{called(by)} gives {name!r} scores that are not finite: see weights and loss", code="values"
             )
     return scores
 
@@ -196,8 +195,7 @@ def _criterion(
         scales = {joined(name, "weight") for name in norms}
         if not scales & shapes.keys():
             raise SurgeryError(
-                f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}",
-                code="unsupported",
+                f"{type(model).__name__} has no batch norm with weights: take another criterion", code="unsupported"
             )
         return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
     biases = {name for name in vectors if "bias" in name.rpartition(".")[2]}

@@ -58,8 +58,7 @@ def drop(
     check_runs(model, example, "drop")
     if not isinstance(positions, Mapping) or not positions:
         raise SurgeryError(
-            f"drop takes lists of positions by layer or width, {{'conv1': [2, 6]}}, got {positions!r:.60}",
-            code="argument",
+            f"drop takes positions by layer or width, {{'conv1': [2, 6]}}, got {positions!r:.60}", code="argument"
         )
     solution = solve(traced(model, example, output).found)
     widths = named_widths(solution)
@@ -79,10 +78,7 @@ def drop(
         gone = as_runs(sorted({*range(axis.size)}.difference(where)))
         if runs_of(axis, {atom: one for atom, one in left.items() if len(one) < atom.size}) != gone:
             names = " and ".join(repr(width) for width, atom in widths.items() if atom in left)
-            raise SurgeryError(
-                f"what is to go of {name!r} are no whole positions of the widths that lie there, {names}: name these",
-                code="width",
-            )
+            raise SurgeryError(f"what is to go of {name!r} are no whole positions of {names}: name these", code="width")
         for atom, one in left.items():
             kept[atom] = kept.get(atom, {*range(atom.size)}).intersection(one)
     stays = {name: sorted(kept[atom]) for name, atom in widths.items() if atom in kept and len(kept[atom]) < atom.size}

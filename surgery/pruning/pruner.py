@@ -152,9 +152,7 @@ def prune(
             found = measure(net)
         if not isinstance(found, Mapping):
             raise SurgeryError(
-                f"{called(importance)}(model) gives {type(found).__name__}: scores by width are needed, as "
-                "surgery.pruning.importance gives them",
-                code="argument",
+                f"{called(importance)}(model) gives {type(found).__name__}: give scores by width", code="argument"
             )
         return found
 
@@ -213,8 +211,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     falls = all(isinstance(b, Real) and a > b for a, b in pairwise(shares))
     if len(shares) < 2 or not falls or shares[-1] != target.share:
         raise SurgeryError(
-            f"steps={steps!r}: give how many, at least 1, or the share that is left after each, falling from 1 to the "
-            f"target's {target.share}",
+            f"steps={steps!r}: give how many, or shares that fall from 1 to the target's {target.share}",
             code="argument",
         )
     return shares[1:]

@@ -70,11 +70,7 @@ def permute(
     True
     """
     if (permutations is None) == (by is None):
-        raise SurgeryError(
-            "permute takes either permutations, {'fc1.weight:0': [2, 0, 1]}, or the scores to sort by, "
-            "by=surgery.pruning.importance(...)",
-            code="argument",
-        )
+        raise SurgeryError("permute takes either permutations or by, the scores to sort by: give one", code="argument")
     if by is None and not isinstance(permutations, Mapping):
         raise SurgeryError(
             f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}", code="argument"
@@ -164,8 +160,7 @@ def _order(name: str, atom: Atom, given: Any) -> list[int]:
         ) from error
     if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
         raise SurgeryError(
-            f"the permutation of {name!r}, a width of {atom.size} positions, must hold each of 0 to {atom.size - 1} "
-            f"once, got {str(found if found is not None else given)[:60]}",
+            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(given)[:60]}",
             code="argument",
         )
     return found

@@ -69,8 +69,7 @@ def repair(
         return _rescaled(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(
-            f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`",
-            code="unsupported",
+            f"{type(model).__name__} has no batch norm with statistics: give its `ends`", code="unsupported"
         )
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
@@ -167,8 +166,7 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
     for name in names:
         if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
             raise SurgeryError(
-                f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights",
-                code="unsupported",
+                f"{name!r} does not run once in a pass, so that no weights set it right", code="unsupported"
             )
         weight = model.get_submodule(name)._parameters.get("weight")
         if name != order[-1] and (weight is None or shared[id(weight)] > 1):

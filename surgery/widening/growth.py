@@ -401,9 +401,7 @@ def _grown(
         )
         if not found:
             raise SurgeryError(
-                f"{type(model).__name__} cannot grow: {why.text}, and of which width is not known: leave the modules "
-                "in front of it as they are with keep=[...]",
-                code="run",
+                f"{type(model).__name__} cannot grow: {why.text}: keep the modules before that, keep=[...]", code="run"
             )
         whole.update(dict.fromkeys(found, why))
         here = attempt()
