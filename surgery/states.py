@@ -7,7 +7,7 @@ input, except `load`.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -113,33 +113,16 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
             code="argument",
         )
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
-        states = [name for name in odd if _is_state(values[name])]
-        if states:
-            raise SurgeryError(
-                f"{what} is a checkpoint that holds a state under {' and '.join(map(repr, states))}: give that alone, "
-                f"as in checkpoint[{states[0]!r}]",
-                code="argument",
-            )
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(
-            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)", code="argument"
+            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
+            code="argument",
         )
     for name, tensor in values.items():
-        if tensor.layout is not torch.strided:
-            raise SurgeryError(
-                f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)", code="unsupported"
-            )
-        if tensor.is_quantized:
-            raise SurgeryError(
-                f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)", code="unsupported"
-            )
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = f"{tensor.layout}, {tensor.dtype}: give plain tensors (to_dense and dequantize make them)"
+            raise SurgeryError(f"{name!r} of {what} is {kind}", code="unsupported")
     return values
-
-
-def _is_state(values: Any) -> bool:
-    if not isinstance(values, Mapping) or not values:
-        return False
-    return all(isinstance(tensor, Tensor) for tensor in values.values())
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:

@@ -110,8 +110,6 @@ class Output:
     """the new checkpoint: a file, or a folder, which also gets the other files of the given folder"""
     shard_size: Annotated[str | None, flags.optional(metavar="SIZE")] = None
     """in a folder: the size above which it is split into several files, such as 5GB"""
-    dry_run: flags.Flag = False
-    """check everything and print what would be written"""
 
     def __post_init__(self) -> None:
         check_new(self.out)
@@ -131,9 +129,6 @@ class Output:
         """
         config = None if self.out.suffix else config_of(module)
         text = f"{self.out}: {len(values)} tensor{'s' * (len(values) != 1)}, {size_text(_total(values))}"
-        if self.dry_run:
-            print(f"would write {text}")
-            return
         made = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
         options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
         with tqdm(total=_total(values), desc=self.out.name, **options) as bar:
@@ -157,7 +152,7 @@ class PlannedOutput(Output):
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, if it is asked for."""
-        if self.plan is not None and not self.dry_run:
+        if self.plan is not None:
             check_absent(self.plan)
             plan.save(self.plan)
             print(f"{self.plan}: {plan!r}")

@@ -77,9 +77,6 @@ class Checkpoint(LazyState):
         file = self.path / "config.json"
         return read_json(file) if file.is_file() else None
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Checkpoint:", f"Checkpoint {self.path}:")
-
 
 def read_json(path: Path) -> Any:
     """Return what a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
@@ -254,9 +251,7 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
-    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0, say) until it fills a
-    memory.
-    """
+    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0) until it fills a memory."""
     storages = [tensor.untyped_storage() for _, tensor in tensors]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)

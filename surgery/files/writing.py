@@ -77,10 +77,6 @@ def write(
         )
     with replacing(path, folder=path.suffix == "") as temporary:
         needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
-        if needed and not free:
-            raise SurgeryError(
-                f"{path} cannot be written: nothing is free on its disk, or it takes no files", code="file"
-            )
         if needed > free:
             raise SurgeryError(
                 f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free", code="file"

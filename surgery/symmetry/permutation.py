@@ -77,7 +77,10 @@ def permute(
         )
     twin, solution = solved_for(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
-    return permuted(model, twin, solution, choice)
+    if unused := unused_tensors(solution, choice, model, does="are permuted"):
+        _log.warning(unused)
+    plan = plan_of(twin, state(model), solution, choice)
+    return plan.build(model), plan
 
 
 def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tensor]) -> Choice:
@@ -111,17 +114,6 @@ def solved_for(
     check_runs(model, example, who)
     seen = traced(model, example, output)
     return seen.model, solve(seen.found)
-
-
-def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Plan]:
-    """Return the model with the positions of atoms in these orders, and its plan.
-
-    Where the example leaves tensors unused that are as long as these widths, that is logged as a warning.
-    """
-    if unused := unused_tensors(solution, choice, model, does="are permuted"):
-        _log.warning(unused)
-    plan = plan_of(twin, state(model), solution, choice)
-    return plan.build(model), plan
 
 
 def _places(solution: Solution) -> dict[str, Atom]:
