@@ -17,10 +17,7 @@ from surgery.names import named_modules
 
 
 def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a deep copy of the module that shares the tensors of its state with it, and these tensors by id.
-
-    Other objects that the copy is to share are given by id.
-    """
+    """Return a deep copy that shares the tensors of its state and what is given by id; and these tensors by id."""
     tensors = {
         id(tensor): tensor
         for _, module in named_modules(model)
@@ -89,9 +86,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def _refuse_closures(modules: list[nn.Module]) -> None:
-    """SurgeryError where a function of a module (a hook, a `forward` that was replaced) holds modules of the model:
-    deepcopy keeps functions, so that a copy would run, and train, the original's.
-    """
+    """SurgeryError where a function of a module, which deepcopy keeps, holds modules of the model it was made for."""
     inside: set[int] = set()
     for module in modules:
         mine = vars(module)
@@ -138,10 +133,7 @@ def _cached(module: nn.Module) -> list[Tensor]:
 
 
 def _drops_caches(kind: type[nn.Module]) -> bool:
-    """Return whether a class says what else there is to do when it is moved.
-
-    Torch's own (recurrent ones) keep no results.
-    """
+    """Return whether a class, other than torch's own, says what else there is to do when it is moved."""
     return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
 

@@ -104,10 +104,7 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the size for this model: timm's metadata have the trained weights' one.
-
-    `in_chans` and `img_size` may differ.
-    """
+    """Return the size for this model, whose `in_chans` and `img_size` may differ from the metadata's."""
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:
         size = (size[0], *image)

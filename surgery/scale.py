@@ -267,10 +267,7 @@ def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[s
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Return norms [G, K] of K models -> factors [G, K]: the mean norm of the group over the model's own.
-
-    1 for tiny norms.
-    """
+    """Return factors [G, K] for norms [G, K]: the mean norm of the group over the model's own, 1 for tiny norms."""
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -279,10 +276,7 @@ def matching_factors(norms: Tensor) -> Tensor:
 def checked_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """Return the groups without integer tensors and without empty groups.
-
-    SurgeryError for unknown or repeated names.
-    """
+    """Return the groups without integer tensors and empty groups; SurgeryError for unknown or repeated names."""
     groups = [(name,) for name in names] if groups is None else checked_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):

@@ -179,10 +179,7 @@ Block: TypeAlias = type[BasicBlock | Bottleneck | PreActivation]
 
 
 def make_stem(builder: Builder, inputs: int, outputs: int, stem: Stem, pre: bool) -> nn.Sequential:
-    """Return the convolution before the first section, and for large images a pooling.
-
-    `pre`: without norm and activation.
-    """
+    """Return the convolution before the first section; `pre`: without norm and activation."""
     sizes = (inputs, outputs, 7, 2) if stem == "imagenet" else (inputs, outputs, 3)
     if pre:
         result = nn.Sequential(OrderedDict(conv=builder.conv(*sizes)))

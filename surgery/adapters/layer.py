@@ -217,10 +217,7 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 
 
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw A and set B to zero, so that nothing changes at first, as peft has them.
-
-    Of an embedding it is A that is zero.
-    """
+    """Draw A and set B to zero as peft does, so that nothing changes at first; of an embedding A is zero."""
     weight = module.weight
     dtype = torch.float32 if is_packed(module) else weight.dtype
     a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))

@@ -71,10 +71,7 @@ def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tenso
 
 
 def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: Sequence[int]) -> State:
-    """Return the state that row c of the weights falls back to: the fallback, or its entry c if it is a stack.
-
-    `rows` is () for weights [K], and [C] for weights [C, K].
-    """
+    """Return what row c of the weights, `rows` is [C] or (), falls back to: the fallback, or entry c of a stack."""
     single = {name: tensor[0] for name, tensor in models.items()}
     stacked = rows and all(n in fallback and fallback[n].shape == (*rows, *t.shape) for n, t in single.items())
     keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)

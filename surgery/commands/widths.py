@@ -245,11 +245,7 @@ def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) 
 
 
 def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged.
-
-    The model's class would make a tensor that no checkpoint holds again, in the old order (the frequencies of rotary
-    positions, say).
-    """
+    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged."""
     held, outside = model.state_dict(), {}
     for width in surgery.widths(model, **run):
         if missing := [name for name, _ in width.members if name not in held]:

@@ -190,10 +190,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments for all tokens but the last, and those for the last; nothing if that is not known.
-
-    Masks of the tokens stay whole in the second: they are about the cached tokens, too.
-    """
+    """Return the arguments for all tokens but the last, and for the last (masks whole); nothing if not known."""
     tokens = next((name for name in _TOKENS if isinstance(given.get(name), Tensor)), None)
     if tokens is None or given[tokens].ndim < 2 or given[tokens].shape[1] < 2:
         return {}, {}
@@ -217,10 +214,7 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest difference of outputs of one name.
-
-    0 if it is that of rounding. The last token may stand alone.
-    """
+    """Return the largest difference of outputs of one name, or 0 if it is that of rounding."""
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

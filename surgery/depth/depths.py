@@ -19,10 +19,7 @@ Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[in
 
 
 def checked(model: nn.Module | State) -> nn.Module:
-    """Return the model as a module.
-
-    SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones.
-    """
+    """Return the model as a module; SurgeryError for one that cannot be taken apart (scripted, lazy, quantised)."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)

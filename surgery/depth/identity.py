@@ -103,10 +103,7 @@ def zero_branches(
 
 
 def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:
-    """Zero the parameters of copies of a block, in place, but for those whose zeros give no numbers.
-
-    These are divided by a norm of themselves, as the direction under weight_norm and all of spectral_norm's.
-    """
+    """Zero the parameters of copies of a block, in place, but for those (under weight_norm) whose zeros give NaN."""
     values = dict(block.named_parameters())
 
     def breaks(zero: Collection[str]) -> bool:
@@ -203,10 +200,7 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
 
 
 def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
-    """Return those of the named parameters on which the outputs of `run` do not depend to first order.
-
-    None if unknown.
-    """
+    """Return those parameters on which the outputs of `run` do not depend to first order; none if unknown."""
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
     generator = torch.Generator().manual_seed(0)

@@ -198,10 +198,7 @@ class _Search:
             yield group
 
     def _numbered(self, a: str, b: str) -> bool:
-        """Return whether two children are members of one list, or attributes whose names differ by a number.
-
-        Others, such as `query_mlp` and `key_mlp`, run side by side.
-        """
+        """Return whether two children are members of one list, or attributes whose names differ by a number."""
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
@@ -230,9 +227,7 @@ class _Search:
         return [section for group in found for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Return level by level from the root: groups with evidence, groups of the same class, and nothing inside
-        these.
-        """
+        """Return level by level from the root groups with evidence, those of their class, and nothing inside them."""
         level, found = [""], []
         blocks: set[Any] = set()
         while level:
@@ -254,10 +249,7 @@ class _Search:
         return found
 
     def _holds_blocks(self, name: str) -> bool:
-        """Return whether a module is a list of blocks of one kind, and so no block itself.
-
-        A list of unlike modules, such as the pair of an attention and a feed-forward, is a block.
-        """
+        """Return whether a module is a list of blocks of one kind, and so no block itself."""
         children, module = list(self.children(name)), self.modules[name]
         if not isinstance(module, nn.ModuleList | nn.ModuleDict) or not all(map(self.composite, children)):
             return False
@@ -358,17 +350,12 @@ def signature(block: nn.Module) -> tuple:
 
 
 def _exact(value: Any) -> bool:
-    """Return whether a value is no fraction: fractions do not change a shape (and often follow a schedule over
-    depth).
-    """
+    """Return whether a value is no fraction: these change no shape, and often follow a schedule over depth."""
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def strided(block: nn.Module) -> bool:
-    """Return whether anything in the block has a stride.
-
-    Attention does not count: it may have fewer keys and all queries.
-    """
+    """Return whether anything in the block but an attention, which may have fewer keys, has a stride."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
         largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)

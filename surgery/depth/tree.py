@@ -34,10 +34,7 @@ def _copied_list(value: Any) -> Any:
 
 
 def _as_before(value: Any, before: Any) -> Any:
-    """Return a list without what a block appended to it (aggregation trees do that).
-
-    Slots that it filled stay (caches).
-    """
+    """Return a list without what a block appended to it, as aggregation trees do; slots that it filled stay."""
     return before if type(value) is list and len(value) != len(before) else value
 
 
@@ -133,10 +130,7 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
-    """Return whether a part is a chain that `graft` made: its children 0, 1, ...
-
-    Are equal, and they match a sibling of it.
-    """
+    """Return whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and like a sibling."""
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False

@@ -212,10 +212,7 @@ def group_of(
 
 
 def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
-    """Return the models and the base as states.
-
-    SurgeryError unless they have the same names, shapes and kinds of numbers.
-    """
+    """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
     if isinstance(models, LazyState | nn.Module):
         raise SurgeryError(
             "one model cannot be merged: give a list of models, or surgery.stack of them", code="argument"
@@ -335,10 +332,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
-    """Return weights as lists of k floats, one for all tensors or by pattern.
-
-    SurgeryError if they are no k finite numbers.
-    """
+    """Return weights as k finite floats for all tensors or by pattern; SurgeryError if they are none."""
 
     def numbers(row: Any, where: str) -> list[float]:
         try:

@@ -103,10 +103,7 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
 
 
 def _spherical(direction, group: Group) -> Reader:
-    """Return the combination whose direction `direction(cosines, shares, name)` chooses.
-
-    Tensors that are zero have none.
-    """
+    """Return the combination whose direction `direction(cosines, shares, name)` chooses; zeros have none."""
     shares = group.shares()
     if len(shares) == 1:
         return combination(group, [1.0])

@@ -168,9 +168,7 @@ def readers(solution: Solution) -> Readers:
 def _held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
-    """Return the tensor of the model, and its axis, that an axis of an input of a step is, in another layout
-    perhaps.
-    """
+    """Return the tensor of the model, and its axis, that an axis of an input of a step is in another layout."""
     while axis is not None:
         source: Any = step.sources[which]
         if source is None:
