@@ -67,9 +67,7 @@ def refuse_scripted(model: nn.Module) -> None:
     for name, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(
-                f"{what} is scripted (torch.jit): give the plain module that it was scripted from", code="unsupported"
-            )
+            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module before that", code="unsupported")
 
 
 def refuse_compiled(model: nn.Module) -> None:

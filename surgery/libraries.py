@@ -45,16 +45,12 @@ def check_named(name: str) -> tuple[str, str]:
     ('timm', 'resnet18')
     """
     if not isinstance(name, str):
-        raise SurgeryError(
-            f"a model's name is timm:NAME or torchvision:NAME, not a {type(name).__name__}", code="argument"
-        )
+        raise SurgeryError(f"a name is timm:NAME or torchvision:NAME, not a {type(name).__name__}", code="argument")
     library, _, model = name.partition(":")
     if library not in _LIBRARIES or not model:
         near = difflib.get_close_matches(library, _LIBRARIES, n=1)
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
-        raise SurgeryError(
-            f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)", code="name"
-        )
+        raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME", code="name")
     known = _factories(library).list_models()
     if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)

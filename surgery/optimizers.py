@@ -101,7 +101,7 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
     ):
         if not isinstance(value, kind):
             raise SurgeryError(
-                f"follow takes an optimizer, two models and a plan; {what} is a {type(value).__name__}", code="argument"
+                f"follow takes optimizer, models, plan; {what} is a {type(value).__name__}", code="argument"
             )
     if new not in get_args(New):
         raise SurgeryError(f"unknown new={new!r}: choose {' or '.join(get_args(New))}", code="argument")

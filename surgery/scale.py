@@ -61,7 +61,7 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
         raise SurgeryError(f"a {type(tensor).__name__} has no percentile norm: give one tensor", code="argument")
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SurgeryError(
-            f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first", code="unsupported"
+            f"a tensor of {tensor.dtype} has no percentile norm: convert it to float", code="unsupported"
         )
     if stacked and not tensor.ndim:
         raise SurgeryError("a scalar is not a stack: give a tensor [K, *S] or stacked=False", code="argument")
@@ -189,7 +189,7 @@ def norm_factors(
     for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
         bad = norms[g].isnan().nonzero().flatten().tolist()
         raise SurgeryError(
-            f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave these models out", code="values"
+            f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave them out", code="values"
         )
     return {name: row for group, row in zip(groups, matching_factors(norms)) for name in group}
 

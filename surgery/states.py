@@ -77,15 +77,13 @@ def state(model: nn.Module) -> State:
     if not isinstance(model, nn.Module):
         hint = "a state dict is a state already: give it as it is" if isinstance(model, Mapping) else "give one module"
         raise SurgeryError(
-            f"state takes the state of a module, not of a {type(model).__name__}: {hint}", code="argument"
+            f"state takes a module's state, not that of a {type(model).__name__}: {hint}", code="argument"
         )
     registered = set()
     for name, module in named_modules(model, tied=True):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if is_lazy(tensor):
-                raise SurgeryError(
-                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
-                )
+                raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
             registered.add(joined(name, attribute))
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
@@ -135,7 +133,7 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
         return stack(models)
     if isinstance(models, nn.Module):
         raise SurgeryError(
-            f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them", code="argument"
+            f"one {type(models).__name__} is no stack: give a list, or surgery.stack of it", code="argument"
         )
     return as_state(models, "a stack")
 
@@ -191,9 +189,7 @@ def load(model, values, *, fit=None):
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
-            raise SurgeryError(
-                f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first", code="values"
-            )
+            raise SurgeryError(f"tensor {name!r} has no data: call model.to_empty(device=...) first", code="values")
         if not torch.can_cast(known[source].dtype, own[name].dtype):
             raise SurgeryError(
                 f"tensor {name!r} is {own[name].dtype} in the model, {known[source].dtype} in the state",
@@ -231,9 +227,7 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
             [1., 1.]])
     """
     if not isinstance(states, list | tuple):
-        raise SurgeryError(
-            f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])", code="argument"
-        )
+        raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}", code="argument")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one", code="argument")
     found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
@@ -280,9 +274,7 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
     if len(sizes) != 1 or None in sizes:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
-        raise SurgeryError(
-            f"not a stack of one length K, got {shapes}; surgery.stack makes one of states", code="argument"
-        )
+        raise SurgeryError(f"no stack of one length K: {shapes}; surgery.stack makes one", code="argument")
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)", code="argument")
     return sizes.pop()
@@ -348,7 +340,7 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
         raise SurgeryError(
-            f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers compare", code="unsupported"
+            f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: no real numbers", code="unsupported"
         )
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare", code="unsupported")

@@ -219,9 +219,7 @@ class ResNet(Network):
         if not (isinstance(block, type) and hasattr(block, "expansion")):
             raise ZooError(f"block is a class such as BasicBlock, with an expansion, got {block!r}", code="argument")
         if not isinstance(channels, tuple | list) or not channels:
-            raise ZooError(
-                f"channels are those of each section, such as [64, 128, 256, 512], got {channels!r}", code="argument"
-            )
+            raise ZooError(f"channels are those of sections, as [64, 128, 256, 512], got {channels!r}", code="argument")
         for count in channels:
             self.check(channels=count)
         if exits and type(self) not in (ResNet, MultiExitResNet):

@@ -124,9 +124,7 @@ class Spec:
             default = defaults.get(field)
             return default(self.image_size) if callable(default) else default
         if field not in defaults:
-            raise ZooError(
-                f"{self.name} takes no {field}; it takes width, depth, {', '.join(defaults)}", code="argument"
-            )
+            raise ZooError(f"{self.name} takes no {field}, but width, depth, {', '.join(defaults)}", code="argument")
         return check(self.name, field, value)
 
     def _rates(self, width: Any) -> tuple[float, ...]:
@@ -134,9 +132,7 @@ class Spec:
         full = self.architecture.depth
         rates = check_rates(self.name, width, self.architecture.rate_names, len(full or ()))
         if full is None and max(rates) > 1:
-            raise ZooError(
-                f"{self.name} can only be made narrower, by a width of at most 1, got {max(rates):g}", code="argument"
-            )
+            raise ZooError(f"{self.name} takes a width of at most 1, got {max(rates):g}", code="argument")
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:
@@ -234,9 +230,7 @@ class Spec:
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
             at = f"{own}" if size is None else f"{own}, not at {size}"
             why = first_line(error)
-            raise ZooError(
-                f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}", code="argument"
-            ) from error
+            raise ZooError(f"{self.name} cannot be counted at other sizes than {at}: {why}", code="argument") from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
     def to_yaml(self) -> str:

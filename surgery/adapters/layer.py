@@ -237,6 +237,6 @@ def initial_magnitude(name: str, module: Any) -> Tensor:
     magnitude = norms(module.weight.detach(), is_transposed(module))
     if not magnitude.is_meta and not magnitude.all():
         raise SurgeryError(
-            f"an output of {name!r} has no weight but 0, and DoRA needs a direction: take kind='lora'", code="values"
+            f"an output of {name!r} has zeros alone, and DoRA no direction: take kind='lora'", code="values"
         )
     return magnitude

@@ -124,7 +124,7 @@ def attach(
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
         raise SurgeryError(
-            f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there", code="mismatch"
+            f"{odd[0]!r} of the adapters is no tensor of the model, or of another shape", code="mismatch"
         )
     trained = _trained(model, train) | rest.keys()
     result = _shared(model, rest)
@@ -149,9 +149,7 @@ def attach(
         if not math.isfinite(factor):
             raise SurgeryError(f"scale={factor} of {name!r}: give a finite number", code="argument")
         if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
-            raise SurgeryError(
-                f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}", code="mismatch"
-            )
+            raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, not {list(takes)}", code="mismatch")
         made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
             return made
@@ -269,16 +267,14 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
             if not any(matches(name, pattern) for name in able):
                 hit = [name for name in every if name and matches(name, pattern)]
                 why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown(pattern, model)
-                raise SurgeryError(
-                    f"modules={pattern!r}: there is no layer that can have an adapter; {why}", code="name"
-                )
+                raise SurgeryError(f"modules={pattern!r}: no layer there can have an adapter; {why}", code="name")
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
     shared, places = _several_owners(model), _places(model)
     if tied := [name for name, m in chosen.items() if id(m.weight) in shared or places.get(id(m), 1) > 1]:
         if patterns is not None and not set(patterns).isdisjoint(tied):
             raise SurgeryError(
-                f"{tied[0]}, or its weight, is used in several places: leave it out of modules", code="unsupported"
+                f"{tied[0]}, or its weight, has several places: leave it out of modules", code="unsupported"
             )
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
@@ -290,7 +286,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     }
     if packed := [name for name in left if is_packed(every[name])]:
         raise SurgeryError(
-            f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules", code="unsupported"
+            f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out", code="unsupported"
         )
     for name, m in every.items():
         if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
@@ -299,9 +295,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
-        raise SurgeryError(
-            "the model has no linear layer, convolution or embedding that can have an adapter", code="unsupported"
-        )
+        raise SurgeryError("no linear layer, convolution or embedding can have an adapter", code="unsupported")
     return chosen
 
 
@@ -368,9 +362,7 @@ def _replaced(model: nn.Module, merged: bool) -> nn.Module:
         plain = layer.base_layer
         if merged:
             if id(plain.weight) in shared:
-                raise SurgeryError(
-                    f"{name} shares its weight with another layer, which would change as well", code="unsupported"
-                )
+                raise SurgeryError(f"{name} shares its weight with a layer, which would change", code="unsupported")
             plain.weight = nn.Parameter(layer.weight.detach())
         if not name:
             result = plain

@@ -64,16 +64,12 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     if not found:
         raise SurgeryError("the model has no adapters", code="argument")
     if "" in found:
-        raise SurgeryError(
-            "the model is one layer, which peft has no name for: put it into a module", code="unsupported"
-        )
+        raise SurgeryError("the model is one layer, without a name for peft: put it into a module", code="unsupported")
     check_tied(model.named_parameters(remove_duplicate=False), rest, "leave it out of train")
     _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
-        raise SurgeryError(
-            "some adapters are LoRA's and some DoRA's, and peft's files have one kind", code="unsupported"
-        )
+        raise SurgeryError("some adapters are LoRA's, some DoRA's, and peft's files of one kind", code="unsupported")
     ranks = rank_of(tensors)
     alphas = {name: factor[name] * rank for name, rank in ranks.items()}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
@@ -150,7 +146,7 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
             re.compile(one)
         except re.error as error:
             raise SurgeryError(
-                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it", code="unsupported"
+                f"peft reads {one!r} as a regular expression ({error}): rename it", code="unsupported"
             ) from None
     for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
         taken = name.endswith(one)
@@ -209,9 +205,7 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
         if config.get(key):
             raise SurgeryError(f"{folder}: {key} is not read: {why}", code="unsupported")
     if config.get("bias", "none") != "none":
-        raise SurgeryError(
-            f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base", code="unsupported"
-        )
+        raise SurgeryError(f"{folder}: bias {config['bias']!r} is not read: it changes the base", code="unsupported")
     if str(config.get("init_lora_weights")).lower().startswith(CHANGED):
         raise SurgeryError(
             f"{folder}: init_lora_weights {config['init_lora_weights']!r} changed the base that the adapter belongs "
@@ -223,9 +217,7 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
         raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin", code="file")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
     if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
-        raise SurgeryError(
-            f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise", code="file"
-        )
+        raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, the tensors are otherwise", code="file")
     return config, tensors
 
 

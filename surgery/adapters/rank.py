@@ -81,9 +81,7 @@ class Factors(NamedTuple):
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
-            raise SurgeryError(
-                f"{self.others[1]!r} is no finite number, and the product is multiplied by it: set it", code="values"
-            )
+            raise SurgeryError(f"{self.others[1]!r} is no finite number to scale the product by: set it", code="values")
         return alpha / max(len(self.a), 1)
 
     def with_factors(self, a: Tensor, b: Tensor, scale: float) -> "Factors":
@@ -133,7 +131,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
-                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are no factors of one rank", code="mismatch"
+                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} have no one rank", code="mismatch"
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
@@ -241,10 +239,8 @@ def resize(
     if how not in ("svd", "truncate"):
         raise SurgeryError(f"how={how!r}: give svd or truncate", code="argument")
     found, rest = found_factors(tensors)
-    if isinstance(rank, Mapping) and (odd := [*(found.keys() ^ rank.keys())]):
-        raise SurgeryError(
-            f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs", code="name"
-        )
+    if isinstance(rank, Mapping) and found.keys() != rank.keys():
+        raise SurgeryError(f"rank is given for {sorted(rank)}, the adapters are {sorted(found)}", code="name")
     result, error = dict(rest), dict.fromkeys(found, 0.0)
     lost: dict[str, Tensor] = {}
     for module, one in found.items():
@@ -331,17 +327,15 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
         raise SurgeryError(
-            f"the adapter of {dora[0]!r} is DoRA's, which do not stack: merge and average", code="unsupported"
+            f"the adapter of {dora[0]!r} is DoRA's, with no stack: merge and average", code="unsupported"
         )
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares} are negative: subtract merged models by surgery.merging.task_arithmetic", code="argument"
+            f"weights {shares} are negative: use surgery.merging.task_arithmetic on merged models", code="argument"
         )
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
-        raise SurgeryError(
-            f"weights {shares} for {len(states)} states: give each one, and one above 0", code="argument"
-        )
+        raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, one above 0", code="argument")
     shares = [share / sum(shares) for share in shares]
     for k, (found, _) in enumerate(split[1:], 1):
         check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")

@@ -27,9 +27,7 @@ def average_stack(
     k = stack_size(models)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
     if mask and fallback is None:
-        raise SurgeryError(
-            "a mask may leave elements that nobody covers: give values for them as `fallback`", code="argument"
-        )
+        raise SurgeryError("a mask may leave elements uncovered: give their values as `fallback`", code="argument")
     fallback = None if fallback is None else as_state(fallback, "the fallback")
     rows = weight_rows(weights, k, fallback is not None)
     results = []

@@ -235,29 +235,21 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
     made = flags.imported(called, "model")(**arguments)
     if not isinstance(made, nn.Module):
-        raise SurgeryError(
-            f"model {called} gives a {type(made).__name__}, and should give a torch.nn.Module", code="argument"
-        )
+        raise SurgeryError(f"model {called} gives a {type(made).__name__}, not a torch.nn.Module", code="argument")
     return made
 
 
 def _described(folder: Checkpoint | None) -> nn.Module:
     found = None if folder is None else folder.config
     if folder is None or found is None:
-        raise SurgeryError(
-            f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}", code="argument"
-        )
+        raise SurgeryError(f"the checkpoint holds tensors only: give its --model {_FORMS}", code="argument")
     file = folder.path / "config.json"
     try:
         return model_of(folder.path, found["architectures"][0])
     except ImportError:
-        raise SurgeryError(
-            f"{file} describes a model of transformers, which is not installed: give --model", code="missing"
-        ) from None
+        raise SurgeryError(f"{file} needs transformers, which is not installed: give --model", code="missing") from None
     except Exception as error:  # transformers' own, of all kinds
-        raise SurgeryError(
-            f"{file} describes no model that can be built ({first_line(error)}): give --model", code="unsupported"
-        ) from None
+        raise SurgeryError(f"{file} is of no model ({first_line(error)}): give --model", code="unsupported") from None
 
 
 def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:

@@ -152,9 +152,7 @@ def permute(
     if (permutations is None) == (by is None):
         raise SurgeryError("permute needs an order: give --permutations FILE, or --by, one of the two", code="argument")
     if inverse and by is not None:
-        raise SurgeryError(
-            "--inverse undoes --permutations: give the plan that was written when --by sorted", code="argument"
-        )
+        raise SurgeryError("--inverse undoes --permutations: give the plan that --by has written", code="argument")
     criterion = by and _criterion_of(by, "--by")
     made = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
     model = source.open()
@@ -198,7 +196,7 @@ def align(
     """
     if (by == "activations") != (data is not None):
         raise SurgeryError(
-            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches", code="argument"
+            f"--by {by} {'takes no' if data else 'needs'} --data, a function of batches", code="argument"
         )
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)
@@ -266,13 +264,9 @@ def _read(path: Path) -> Plan | dict[str, Any]:
         return found
     plan = plan_of(path)
     if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
-        raise SurgeryError(
-            f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed", code="plan"
-        )
+        raise SurgeryError(f"{path} does more to {odd[0]!r} than permute it: use extract or embed", code="plan")
     if plan.edits:
-        raise SurgeryError(
-            f"{path} is a plan that also changes the model: use surgery.symmetry.permute in Python", code="plan"
-        )
+        raise SurgeryError(f"{path} also changes the model: use surgery.symmetry.permute in Python", code="plan")
     return plan
 
 

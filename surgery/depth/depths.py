@@ -46,9 +46,7 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
         asked = [section for section in found if section.name in depths]
     else:
         if len(depths) != len(found):
-            raise SurgeryError(
-                f"{len(depths)} depths for {len(found)} sections: give one each; the model {have}", code="argument"
-            )
+            raise SurgeryError(f"{len(depths)} depths: give one each; the model {have}", code="argument")
         wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
@@ -72,9 +70,7 @@ def check_order(
         if known[section] or (not isinstance(model, nn.Module) and isinstance(depths, Mapping) and name in depths):
             continue
         if example is not None:
-            raise SurgeryError(
-                f"the example does not run the blocks of {name!r}: give one that does, or leave it", code="ambiguous"
-            )
+            raise SurgeryError(f"the example does not run {name!r}: give one that does, or leave it", code="ambiguous")
         reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
             f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
@@ -120,9 +116,7 @@ def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
             )
         depth = [min(position, have - 1) for position in range(depth)]
     if sorted(depth) != [*depth] or {*depth} != {*range(have)}:
-        raise SurgeryError(
-            f"section {section.name!r}: {tuple(depth)} lacks some of 0 to {have - 1}, or their order", code="argument"
-        )
+        raise SurgeryError(f"section {section.name!r}: {tuple(depth)} is not 0 to {have - 1} in order", code="argument")
     for place, name in enumerate(section.blocks):
         if list(depth).count(place) > 1 and not repeatable(root, section, place):
             shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(name)).values() if tensor.ndim > 1]
@@ -199,9 +193,7 @@ def first_that_runs(
                 after = watched(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
-                raise SurgeryError(
-                    f"another number of blocks in {changed}: {error}; leave them as they are", code="depth"
-                ) from error
+                raise SurgeryError(f"another depth of {changed}: {error}; leave it", code="depth") from error
             check_depth(before, after, {section: kept[section] for section in ways})
             check_skips(before, after)
             check_cached(root, made[0], example)

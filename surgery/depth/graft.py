@@ -92,9 +92,7 @@ def graft(
     if mode not in ("copy", "identity"):
         raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity", code="argument")
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
-        raise SurgeryError(
-            "mode='identity' runs the model: give a module, and its input as example=...", code="argument"
-        )
+        raise SurgeryError("mode='identity' runs the model: give a module, and example=...", code="argument")
     root = checked(model)
     known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats

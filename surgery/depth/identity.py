@@ -70,12 +70,10 @@ def zero_branches(
         elif id(blocks[0]) in inputs:
             (runs, every), blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
         else:
-            raise SurgeryError(
-                f"block {name!r} is not called on the example, so its copies cannot be made the identity", code="depth"
-            )
+            raise SurgeryError(f"block {name!r} is not called on the example: give one that does", code="depth")
         if runs is None or every is None:
             raise SurgeryError(
-                f"block {name!r} is not the identity with zeros for weights (a norm ends it, say): {way}", code="depth"
+                f"block {name!r} is no identity with zero weights (a norm ends it, say): {way}", code="depth"
             )
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
@@ -97,9 +95,7 @@ def zero_branches(
         for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
-        raise SurgeryError(
-            f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'", code="depth"
-        )
+        raise SurgeryError(f"the copies of {', '.join(grafted)} change the output: use mode='copy'", code="depth")
 
 
 def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:

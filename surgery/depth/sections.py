@@ -63,9 +63,7 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
     """
     if example is not None and not isinstance(model, nn.Module):
-        raise SurgeryError(
-            "a state cannot be run on an example: give the module, or leave the example out", code="argument"
-        )
+        raise SurgeryError("a state cannot run on an example: give the module, or no example", code="argument")
     if isinstance(model, nn.Module):
         refuse_compiled(model)
     root = as_module(model)

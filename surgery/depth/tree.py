@@ -99,14 +99,10 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     if isinstance(model, nn.Module):
         for name, _, own in owners(model):
             if any(map(is_lazy, own.values())):
-                raise SurgeryError(
-                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
-                )
+                raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
         return model
     if not isinstance(model, Mapping):
-        raise SurgeryError(
-            f"{type(model).__name__} is neither a module nor a state: give one of these", code="argument"
-        )
+        raise SurgeryError(f"{type(model).__name__} is no module and no state: give one of these", code="argument")
     root = Part()
     for name, tensor in model.items():
         *path, last = name.split(".")

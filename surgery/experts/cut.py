@@ -145,9 +145,7 @@ def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
         )
     score = torch.as_tensor(scores[one.name]).detach()
     if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
-        raise SurgeryError(
-            f"scores of {one.name!r} are {one.size} finite numbers, got {tuple(score.shape)}", code="argument"
-        )
+        raise SurgeryError(f"scores of {one.name!r} are {one.size} numbers, got {tuple(score.shape)}", code="argument")
     return score.double().cpu()
 
 
@@ -175,7 +173,7 @@ def _numbers(one: Mixture, asked: Any) -> list[int]:
     numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
         raise SurgeryError(
-            f"{asked!r}: give different numbers of the {one.size} experts of {one.name!r}, from 0 on", code="argument"
+            f"{asked!r}: give some of the {one.size} experts of {one.name!r}, from 0 on", code="argument"
         )
     return numbers
 
@@ -214,9 +212,7 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     groups = [_numbers(one, own) for own in asked]
     _numbers(one, [number for own in groups for number in own])
     if any(len({number * one.groups // one.size for number in own}) > 1 for own in groups):
-        raise SurgeryError(
-            f"the router of {one.name!r} has {one.groups} groups of experts: merge within them", code="argument"
-        )
+        raise SurgeryError(f"the router of {one.name!r} has {one.groups} groups: merge within them", code="argument")
     groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
     _check_router(one, [first for first, *_ in groups])
     return groups

@@ -131,7 +131,7 @@ def _check_alike(name: str, module: nn.Module) -> None:
     for number, other in enumerate(others, 1):
         if shapes_of(other) != shapes_of(first) or structure(other) != structure(first):
             raise SurgeryError(
-                f"experts 0 and {number} of {name!r} differ: a mixture's experts are alike", code="unsupported"
+                f"experts 0 and {number} of {name!r} are not alike, as experts must be", code="unsupported"
             )
 
 
@@ -176,9 +176,7 @@ def _without_inner(model: nn.Module, found: list[tuple[str, str, int]], size: in
         return tuple(found)
     around = {module.rpartition(".")[0] for module in layers}
     if len(around) > 1 or not isinstance(model.get_submodule(min(around)), nn.Sequential):
-        raise SurgeryError(
-            f"the layers {layers} have {size} outputs: which is the experts' is not known", code="ambiguous"
-        )
+        raise SurgeryError(f"the layers {layers} have {size} outputs: the experts' is not known", code="ambiguous")
     return tuple(one for one in found if one[0] not in layers[:-1])
 
 

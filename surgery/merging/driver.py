@@ -174,7 +174,7 @@ def merged(
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
         raise SurgeryError(
-            f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}", code="argument"
+            f"{method} merges {exactly or f'at least {least}'} models, not {len(states)}", code="argument"
         )
     rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
@@ -182,7 +182,7 @@ def merged(
         for one in value.values() if isinstance(value, Mapping) else [value]:
             if isinstance(one, list | tuple) and len(one) != len(states):
                 raise SurgeryError(
-                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each", code="argument"
+                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models", code="argument"
                 )
     entries = {}
     for name in names:
@@ -202,9 +202,7 @@ def group_of(
     """Return one tensor of the states whose weight is not 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
-        raise SurgeryError(
-            f"all models have the weight 0 for {name!r}: give at least one of them a weight", code="argument"
-        )
+        raise SurgeryError(f"all models have the weight 0 for {name!r}: give one of them a weight", code="argument")
     whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
     tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
     whose.append(getattr(base, "what", "") or "the base")
@@ -214,14 +212,12 @@ def group_of(
 def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
     """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
     if isinstance(models, LazyState | nn.Module):
-        raise SurgeryError(
-            "one model cannot be merged: give a list of models, or surgery.stack of them", code="argument"
-        )
+        raise SurgeryError("one model cannot be merged: give a list, or surgery.stack of them", code="argument")
     if isinstance(models, Mapping):
         models = unstack(models)
     if not isinstance(models, list | tuple):
         raise SurgeryError(
-            f"models must be a stack or a list of states or modules, not a {type(models).__name__}", code="argument"
+            f"models are a stack or a list of states or modules, not a {type(models).__name__}", code="argument"
         )
     if not models:
         raise SurgeryError("there are no models to merge: give at least one", code="argument")
@@ -234,11 +230,11 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
             here, there = pieces_of(values, name), pieces_of(first, name)
             if here.dtype.is_complex:
                 raise SurgeryError(
-                    f"tensor {name!r} of {what} is {here.dtype}: use surgery.average", code="unsupported"
+                    f"tensor {name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported"
                 )
             if here.dtype.is_floating_point != there.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
+                    f"tensor {name!r} is {there.dtype} in model 0, not {here.dtype} as in {what}", code="mismatch"
                 )
             if here.device != there.device:
                 raise SurgeryError(
@@ -246,9 +242,7 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
                     code="mismatch",
                 )
             if here.device.type == "meta":
-                raise SurgeryError(
-                    f"tensor {name!r} of {what} is on the meta device: give it data first", code="values"
-                )
+                raise SurgeryError(f"tensor {name!r} of {what} is on the meta device: load it first", code="values")
     base = states.pop("the base", None)
     return [*states.values()], base
 
@@ -256,9 +250,7 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
 def needed(base: Base | None) -> Base:
     """Return the base; SurgeryError if there is none."""
     if base is None:
-        raise SurgeryError(
-            "task vectors are differences from a base: give the model that was fine-tuned as base=...", code="argument"
-        )
+        raise SurgeryError("task vectors need a base: give the model that was fine-tuned as base=...", code="argument")
     return base
 
 
@@ -322,9 +314,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
     names = list(names)
     for pattern in value if isinstance(value, Mapping) else ():
         if not isinstance(pattern, str):
-            raise SurgeryError(
-                f"{setting} has {pattern!r} as a pattern of tensor names: give a text such as 'layer4'", code="argument"
-            )
+            raise SurgeryError(f"{setting} has the pattern {pattern!r}: give a text such as 'layer4'", code="argument")
         if not any(matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"names are such as {names[0]!r}"
@@ -339,12 +329,10 @@ def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dic
             found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
             raise SurgeryError(
-                f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}", code="argument"
+                f"weights{where} must be {k} numbers, one a model, got {row!r:.60}", code="argument"
             ) from None
         if len(found) != k:
-            raise SurgeryError(
-                f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}", code="argument"
-            )
+            raise SurgeryError(f"weights{where} must be {k} numbers, one a model, got {found}", code="argument")
         if not all(map(math.isfinite, found)):
             raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
         return found

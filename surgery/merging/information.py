@@ -36,9 +36,7 @@ def fisher_information(
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
     if not found:
-        raise SurgeryError(
-            f"{type(model).__name__} has no parameters, so that there is no information about them", code="unsupported"
-        )
+        raise SurgeryError(f"{type(model).__name__} has no parameters to measure information about", code="unsupported")
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
     needs = {name: p.requires_grad for name, p in found.items()}
     with in_mode(model, training=False, own_draws=False):
@@ -56,9 +54,7 @@ def fisher_information(
             for name, p in found.items():
                 p.requires_grad_(needs[name])
     if not count:
-        raise SurgeryError(
-            "there are no samples to measure the Fisher information on: give at least one batch", code="argument"
-        )
+        raise SurgeryError("there are no samples to measure information on: give a batch", code="argument")
     return {name: (value / count).detach() for name, value in total.items()}
 
 
@@ -67,13 +63,11 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, batch in enumerate(batches):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(
-                f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets)", code="argument"
+                f"batch {number} is a {type(batch).__name__}: give pairs (inputs, targets)", code="argument"
             )
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
             found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
-            raise SurgeryError(
-                f"batch {number} (from 0) has {found}: give inputs and targets [B, ...] of the same B", code="argument"
-            )
+            raise SurgeryError(f"batch {number} has {found}: give inputs and targets of one length", code="argument")
         for i in range(*sizes):
             yield _sample(batch[0], i), _sample(batch[1], i)
 
@@ -121,9 +115,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
 
     measured = [module for module in model.modules() if _is_linear(module)]
     if computed := [type(module).__name__ for module in measured if "weight" not in module._parameters]:
-        raise SurgeryError(
-            f"a {computed[0]}'s weight is computed (weight norm, pruning): remove that first", code="unsupported"
-        )
+        raise SurgeryError(f"a {computed[0]}'s weight is computed (weight norm): remove that first", code="unsupported")
     hooks = [module.register_forward_pre_hook(seen, with_kwargs=True) for module in measured]
     if not hooks:
         raise SurgeryError(f"{type(model).__name__} has no linear layer or convolution to measure", code="unsupported")

@@ -53,9 +53,7 @@ def _slerp(straight: float, group: Group) -> Reader:
     if angle < max(straight, _SMALL):
         return combination(group, [1 - t, t])
     if math.pi - angle < _SMALL:
-        raise SurgeryError(
-            f"{group.name!r} points in opposite directions in the two: take linear for it, or t = 0 or 1", code="values"
-        )
+        raise SurgeryError(f"{group.name!r} has opposite directions: take linear for it, or t = 0 or 1", code="values")
     return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
 
 
@@ -126,7 +124,7 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
         raise SurgeryError(
-            f"the directions of {name!r} cancel each other: take other weights for it, or linear", code="values"
+            f"the directions of {name!r} cancel each other: take other weights, or linear", code="values"
         )
     return shares / length
 
@@ -149,9 +147,7 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     else:
         if length < math.sqrt(_CLOSE):  # rounding lets it turn around the mean
             return mean
-    raise SurgeryError(
-        f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear", code="values"
-    )
+    raise SurgeryError(f"the directions of {name!r} have no unique mean: take other weights, or linear", code="values")
 
 
 def model_stock(models: Models, *, base: Base) -> State | LazyState:

@@ -101,7 +101,7 @@ class Plan:
             for source in sources:
                 if source.name not in self.shapes:
                     raise SurgeryError(
-                        f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor", code="plan"
+                        f"tensor {name!r} is read from {source.name!r}, not in the full model", code="plan"
                     )
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
@@ -110,13 +110,11 @@ class Plan:
         for target, parts in self.parts.items() if len(set(targets)) < len(targets) else ():
             for (a, first), (b, second) in combinations(parts, 2):
                 if overlapping(first, second, self.shapes[target]):
-                    raise SurgeryError(
-                        f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap", code="plan"
-                    )
+                    raise SurgeryError(f"{b!r} and {a!r} are written to one part of {target!r}", code="plan")
         for name, dtype in self.dtypes.items():
             if name not in self.shapes or not isinstance(dtype, torch.dtype):
                 raise SurgeryError(
-                    f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of the full model's tensors", code="plan"
+                    f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of full tensors", code="plan"
                 )
 
     def _normalise(self) -> None:
@@ -524,7 +522,5 @@ def _text(value: Any) -> str:
 def _dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, _text(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise SurgeryError(
-            f"the plan names the dtype {name!r}, which this version of torch does not have: update it", code="plan"
-        )
+        raise SurgeryError(f"the dtype {name!r} of the plan is unknown to this torch: update it", code="plan")
     return dtype

@@ -57,9 +57,7 @@ def drop(
     """
     check_runs(model, example, "drop")
     if not isinstance(positions, Mapping) or not positions:
-        raise SurgeryError(
-            f"drop takes positions by layer or width, {{'conv1': [2, 6]}}, got {positions!r:.60}", code="argument"
-        )
+        raise SurgeryError(f"drop takes positions by name, {{'conv1': [2, 6]}}, got {positions!r:.60}", code="argument")
     solution = solve(traced(model, example, output).found)
     widths = named_widths(solution)
     axes: dict[str, Axis] = dict(reversed(solution.made)) | widths  # of a layer with several the first
@@ -67,7 +65,7 @@ def drop(
     for name, given in positions.items():
         if name not in axes:
             raise SurgeryError(
-                f"{name!r} is no layer that makes a width, and no width: {hint(str(name), [*axes])}", code="name"
+                f"{name!r} is no layer with a width, and no width: {hint(str(name), [*axes])}", code="name"
             )
         axis = axes[name]
         where = as_positions(name, axis.size, given)

@@ -126,13 +126,9 @@ def prune(
     """
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
-        raise SurgeryError(
-            f"target is a surgery.pruning.Target of macs, parameters or positions, got {target!r}", code="argument"
-        )
+        raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
     if finetune is not None and not callable(finetune):
-        raise SurgeryError(
-            f"finetune is a function of a model and the number of a step, got {finetune!r}", code="argument"
-        )
+        raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
@@ -151,9 +147,7 @@ def prune(
         with explained(f"{called(importance)}(model) fails", hint):
             found = measure(net)
         if not isinstance(found, Mapping):
-            raise SurgeryError(
-                f"{called(importance)}(model) gives {type(found).__name__}: give scores by width", code="argument"
-            )
+            raise SurgeryError(f"{called(importance)}(model) gives {type(found).__name__}, not scores", code="argument")
         return found
 
     who = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
@@ -226,7 +220,7 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     made = net if made is None else made
     if not isinstance(made, nn.Module):
         raise SurgeryError(
-            f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None", code="argument"
+            f"finetune(model, {number}) gives {type(made).__name__}, not a model or None", code="argument"
         )
     check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made

@@ -73,7 +73,7 @@ def permute(
         raise SurgeryError("permute takes either permutations or by, the scores to sort by: give one", code="argument")
     if by is None and not isinstance(permutations, Mapping):
         raise SurgeryError(
-            f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}", code="argument"
+            f"permute takes orders by width, {{'fc1.weight:0': [1, 0]}}, got {permutations!r}", code="argument"
         )
     twin, solution = solved_for(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
@@ -90,9 +90,7 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
-            raise SurgeryError(
-                f"{name!r} is a width that has a permutation under another name already", code="argument"
-            )
+            raise SurgeryError(f"{name!r} is a width with a permutation under another name", code="argument")
         choice[atom] = _order(name, atom, order)
     return choice
 
@@ -136,7 +134,7 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
         raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name", code="name")
     if why := places[name].order:
         raise SurgeryError(
-            f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}", code="width"
+            f"the {places[name].size} positions of {name!r} have to keep their order: {why}", code="width"
         )
     return places[name]
 
@@ -147,9 +145,7 @@ def _order(name: str, atom: Atom, given: Any) -> list[int]:
         whole = not order.is_floating_point() and order.dtype != torch.bool
         found = order.tolist() if whole else None
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SurgeryError(
-            f"the permutation of {name!r} is no list of positions: {first_line(error)}", code="argument"
-        ) from error
+        raise SurgeryError(f"the permutation of {name!r}: {first_line(error)}", code="argument") from error
     if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
         raise SurgeryError(
             f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(given)[:60]}",

@@ -121,9 +121,7 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
     table = named[first].weight
     for name, module in named.items():
         if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
-            raise SurgeryError(
-                f"{name!r} divides the tokens by their frequency: that is not supported", code="unsupported"
-            )
+            raise SurgeryError(f"{name!r} divides tokens by their frequency: that is not supported", code="unsupported")
     found = [
         name
         for name, module in named.items()
@@ -138,9 +136,7 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
     called = [name for name in found if _HEADS.search(name.rpartition(".")[2])]
     heads = tied or [name for name in last if name in found] or called
     if len(heads) > 1 and not tied:
-        raise SurgeryError(
-            f"{heads} have {size} outputs: give the head that is meant, modules={[first, heads[-1]]}", code="ambiguous"
-        )
+        raise SurgeryError(f"{heads} have {size} outputs: give one, modules={[first, heads[-1]]}", code="ambiguous")
     return heads
 
 
