@@ -93,9 +93,7 @@ def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") 
     if not listed or not all(
         isinstance(segment, list | tuple) and all(isinstance(name, str) for name in segment) for segment in segments
     ):
-        raise SurgeryError(
-            f"{what} are groups of tensors' names, as surgery.segments(layers) gives them", code="argument"
-        )
+        raise SurgeryError(f"{what} are groups of tensors' names, see surgery.segments(layers)", code="argument")
     return [tuple(segment) for segment in segments]
 
 

@@ -100,9 +100,7 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
         ("plan", plan, Plan),
     ):
         if not isinstance(value, kind):
-            raise SurgeryError(
-                f"follow takes optimizer, models, plan; {what} is a {type(value).__name__}", code="argument"
-            )
+            raise SurgeryError(f"follow: {what} is a {type(value).__name__}, not a {kind.__name__}", code="argument")
     if new not in get_args(New):
         raise SurgeryError(f"unknown new={new!r}: choose {' or '.join(get_args(New))}", code="argument")
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:

@@ -222,9 +222,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:
-                raise SurgeryError(
-                    f"tensor {name!r} is in segments {owner[name]} and {s}: leave one out", code="argument"
-                )
+                raise SurgeryError(f"{name!r} is in segments {owner[name]} and {s}: leave one out", code="argument")
             owner[name] = s
     if missing := [name for name in names if name not in owner]:
         raise SurgeryError(

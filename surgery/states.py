@@ -76,9 +76,7 @@ def state(model: nn.Module) -> State:
     """
     if not isinstance(model, nn.Module):
         hint = "a state dict is a state already: give it as it is" if isinstance(model, Mapping) else "give one module"
-        raise SurgeryError(
-            f"state takes a module's state, not that of a {type(model).__name__}: {hint}", code="argument"
-        )
+        raise SurgeryError(f"state takes a module, not a {type(model).__name__}: {hint}", code="argument")
     registered = set()
     for name, module in named_modules(model, tied=True):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -132,9 +130,7 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
     if isinstance(models, Sequence):
         return stack(models)
     if isinstance(models, nn.Module):
-        raise SurgeryError(
-            f"one {type(models).__name__} is no stack: give a list, or surgery.stack of it", code="argument"
-        )
+        raise SurgeryError(f"one {type(models).__name__} is no stack: give a list, or its stack", code="argument")
     return as_state(models, "a stack")
 
 
@@ -339,9 +335,7 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
     if odd := [
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
-        raise SurgeryError(
-            f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: no real numbers", code="unsupported"
-        )
+        raise SurgeryError(f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: not real", code="unsupported")
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare", code="unsupported")
     dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)

@@ -42,9 +42,7 @@ def find(name: str) -> Architecture:
     if name.startswith(("timm:", "torchvision:")):
         raise ZooError(f"the zoo has no {name!r}: surgery.libraries.named makes models of libraries", code="name")
     if near := difflib.get_close_matches(name, PRESETS, n=3):
-        raise ZooError(
-            f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all", code="name"
-        )
+        raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? See `python -m zoo`", code="name")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}", code="name")
 
 

@@ -41,7 +41,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
         )
     if subtract and rest:
         raise SurgeryError(
-            f"{folder}: {next(iter(rest))!r} was trained whole: what it was is unknown", code="unsupported"
+            f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known", code="unsupported"
         )
     if not isinstance(values, LazyState):
         check_tied(values.items(), rest, "merge it in peft")
@@ -49,9 +49,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
     result = {name: pieces_of(values, name) for name in values}
     for name, tensor in rest.items():
         if _of(folder, name, name, result).shape != tuple(tensor.shape):
-            raise SurgeryError(
-                f"{folder}: {name!r} is {list(tensor.shape)}, in the base {result[name].shape}", code="mismatch"
-            )
+            raise SurgeryError(f"{folder}: {name!r} is {list(tensor.shape)}, not {result[name].shape}", code="mismatch")
         result[name] = Pieces.of(tensor.to(result[name].dtype))
     turned = _turned(folder, config, found, result)
     for module, one in found.items():

@@ -236,7 +236,5 @@ def initial_magnitude(name: str, module: Any) -> Tensor:
     check_plain(module, "leave it out of modules, or take kind='lora'")
     magnitude = norms(module.weight.detach(), is_transposed(module))
     if not magnitude.is_meta and not magnitude.all():
-        raise SurgeryError(
-            f"an output of {name!r} has zeros alone, and DoRA no direction: take kind='lora'", code="values"
-        )
+        raise SurgeryError(f"an output of {name!r} has no direction for DoRA: take kind='lora'", code="values")
     return magnitude

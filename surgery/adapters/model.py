@@ -123,9 +123,7 @@ def attach(
     found, rest = factors(tensors)
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
-        raise SurgeryError(
-            f"{odd[0]!r} of the adapters is no tensor of the model, or of another shape", code="mismatch"
-        )
+        raise SurgeryError(f"{odd[0]!r} is no tensor of the model or has another shape", code="mismatch")
     trained = _trained(model, train) | rest.keys()
     result = _shared(model, rest)
     for module in result.modules():  # what training changes is a copy
@@ -273,9 +271,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     shared, places = _several_owners(model), _places(model)
     if tied := [name for name, m in chosen.items() if id(m.weight) in shared or places.get(id(m), 1) > 1]:
         if patterns is not None and not set(patterns).isdisjoint(tied):
-            raise SurgeryError(
-                f"{tied[0]}, or its weight, has several places: leave it out of modules", code="unsupported"
-            )
+            raise SurgeryError(f"{tied[0]}, or its weight, has several places: leave it out", code="unsupported")
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
     wanted = patterns or ["*"]
@@ -285,9 +281,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         if isinstance(m, _OWNERS) and any(matches(name, pattern) for pattern in wanted) and (reason := why_not(m))
     }
     if packed := [name for name in left if is_packed(every[name])]:
-        raise SurgeryError(
-            f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out", code="unsupported"
-        )
+        raise SurgeryError(f"{packed[0]} can have no adapter: {left[packed[0]]}, or leave it out", code="unsupported")
     for name, m in every.items():
         if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
             held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]

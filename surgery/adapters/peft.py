@@ -146,7 +146,7 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
             re.compile(one)
         except re.error as error:
             raise SurgeryError(
-                f"peft reads {one!r} as a regular expression ({error}): rename it", code="unsupported"
+                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it", code="unsupported"
             ) from None
     for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
         taken = name.endswith(one)

@@ -131,7 +131,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
-                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} have no one rank", code="mismatch"
+                f"{name!r} {list(a.shape)} and {second!r} {list(b.shape)} share no rank", code="mismatch"
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
@@ -253,9 +253,7 @@ def resize(
             try:
                 a, b, lost[module] = _shrunk(one, new, how)
             except torch.linalg.LinAlgError:
-                raise SurgeryError(
-                    f"the adapter of {module!r} holds NaN or infinity: leave it out", code="values"
-                ) from None
+                raise SurgeryError(f"{module!r}'s adapter holds NaN or infinity: leave it out", code="values") from None
         result |= one.with_factors(a, b, one.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
@@ -326,13 +324,11 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
         raise SurgeryError("there are no adapters to stack: give at least one state", code="argument")
     split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
-        raise SurgeryError(
-            f"the adapter of {dora[0]!r} is DoRA's, with no stack: merge and average", code="unsupported"
-        )
+        raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's: merge and average instead", code="unsupported")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares} are negative: use surgery.merging.task_arithmetic on merged models", code="argument"
+            f"weights {shares} are negative: subtract merged models by surgery.merging.task_arithmetic", code="argument"
         )
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
         raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, one above 0", code="argument")

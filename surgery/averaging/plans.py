@@ -73,9 +73,7 @@ def average_parts(
         for part in own:
             kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
             if kinds[0] != kinds[1]:
-                raise SurgeryError(
-                    f"tensor {name!r} is {old.dtype} in the fallback, not {part.values.dtype}", code="mismatch"
-                )
+                raise SurgeryError(f"{name!r} is {old.dtype} in the fallback, not {part.values.dtype}", code="mismatch")
         with torch.no_grad():  # threads do not inherit it from the caller
             numeric = old.is_floating_point() or old.is_complex()
             if reduce is None and numeric and not is_pruning_mask(name, fallback):
@@ -103,9 +101,7 @@ def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Te
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
         raise SurgeryError("plans are a list of surgery.Plan; give weights by name, weights=[...]", code="argument")
     if len(states) != len(plans) or not states:
-        raise SurgeryError(
-            f"{len(states)} states and {len(plans)} plans: give one for each, at least one", code="argument"
-        )
+        raise SurgeryError(f"{len(states)} states and {len(plans)} plans: give one plan for each", code="argument")
     first = plans[0].fingerprint
     for k, (values, plan) in enumerate(zip(states, plans)):
         if plan.fingerprint != first:

@@ -113,8 +113,6 @@ def batches_of(data: str) -> list[Any]:
     """List what a function of the user's own gives one after another."""
     found = imported(data, "--data")()
     if not isinstance(found, Iterable):
-        raise SurgeryError(
-            f"--data {data} gives a {type(found).__name__}, not batches one after another", code="argument"
-        )
+        raise SurgeryError(f"--data {data} gives a {type(found).__name__}, not several batches", code="argument")
     with explained(f"--data {data} fails"):
         return list(found)

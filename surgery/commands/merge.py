@@ -182,9 +182,7 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
 def _pairs(data: str | None) -> list[Any]:
     batches = flags.batches_of(data or "")
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
-        raise SurgeryError(
-            f"--data {data} gives a {type(odd[0]).__name__}, not pairs (inputs, targets)", code="argument"
-        )
+        raise SurgeryError(f"--data {data} gives {type(odd[0]).__name__}, no pairs (inputs, targets)", code="argument")
     return batches
 
 
@@ -199,8 +197,6 @@ def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError):
-            raise SurgeryError(
-                f"--score {score} gives a {type(found).__name__}, not a number", code="argument"
-            ) from None
+            raise SurgeryError(f"--score {score} gives {type(found).__name__}, not a number", code="argument") from None
 
     return scored

@@ -195,9 +195,7 @@ def align(
         seed: of the random orders
     """
     if (by == "activations") != (data is not None):
-        raise SurgeryError(
-            f"--by {by} {'takes no' if data else 'needs'} --data, a function of batches", code="argument"
-        )
+        raise SurgeryError(f"--by {by} {'takes no' if data else 'needs'} --data, a function", code="argument")
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)
     net, run, batches = model.loaded(), model.run_arguments(), flags.batches_of(data) if data else []

@@ -72,9 +72,7 @@ def zero_branches(
         else:
             raise SurgeryError(f"block {name!r} is not called on the example: give one that does", code="depth")
         if runs is None or every is None:
-            raise SurgeryError(
-                f"block {name!r} is no identity with zero weights (a norm ends it, say): {way}", code="depth"
-            )
+            raise SurgeryError(f"block {name!r} is no identity with zeros (a norm ends it, say): {way}", code="depth")
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
             raise SurgeryError(

@@ -172,9 +172,7 @@ def _numbers(one: Mixture, asked: Any) -> list[int]:
     asked = asked.tolist() if isinstance(asked, Tensor) else asked
     numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
-        raise SurgeryError(
-            f"{asked!r}: give some of the {one.size} experts of {one.name!r}, from 0 on", code="argument"
-        )
+        raise SurgeryError(f"{asked!r}: give some of {one.size} experts of {one.name!r}, from 0 on", code="argument")
     return numbers
 
 

@@ -200,9 +200,7 @@ def _read(
         file.seek(offset + start * dtype.itemsize)
         while view:
             if not (count := file.readinto(view)):
-                raise SurgeryError(
-                    f"{path} is shorter than when it was opened: do not change it meanwhile", code="file"
-                )
+                raise SurgeryError(f"{path} is shorter than when it was opened: leave it as it is", code="file")
             view = view[count:]
     return data.view(dtype)
 
@@ -220,9 +218,7 @@ def _torch(path: Path) -> dict[str, Pieces]:
         raise SurgeryError(f"{path} holds no state dict: save model.state_dict()", code="file")
     if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
         what = type(found[odd[0]]).__name__
-        raise SurgeryError(
-            f"{path} holds a {what} as {odd[0]!r}: save model.state_dict(), with tensors alone", code="file"
-        )
+        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict() alone", code="file")
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -243,9 +239,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
     claimed = sum(tensor.nbytes for _, tensor in tensors)
     if claimed - held > _REPEATED:
         name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
-        raise SurgeryError(
-            f"{path}: {name!r} {tuple(most.shape)} repeats its storage: save it as before expand", code="file"
-        )
+        raise SurgeryError(f"{path}: {name!r} {tuple(most.shape)} repeats its storage: clone it", code="file")
 
 
 def _loaded(path: Path) -> Any:

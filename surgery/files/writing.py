@@ -92,7 +92,7 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
         one = pieces[name]
         if one.dtype not in _NAMES:
             raise SurgeryError(
-                f"tensor {name!r} is {one.dtype}, which no safetensors file holds: convert it", code="unsupported"
+                f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it", code="unsupported"
             )
         header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
         end += one.nbytes

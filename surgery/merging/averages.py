@@ -110,7 +110,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
     for k, own in zip(group.places, information):
         if own.shape != shape:
             raise SurgeryError(
-                f"Fisher information of {group.name!r} is {own.shape} in model {k}, not {shape}", code="mismatch"
+                f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}", code="mismatch"
             )
 
     def read(start: int, stop: int) -> Tensor:
@@ -183,7 +183,7 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
         raise SurgeryError(
-            f"inner products for {group.name!r} have no inverse: take alpha below 1", code="values"
+            f"the inner products for {group.name!r} have no inverse: give alpha below 1, or more inputs", code="values"
         ) from None
     flat = solved.reshape(-1).to(group.dtype).to(group.tensors[0].device)
     return lambda start, stop: flat[start:stop]
@@ -205,14 +205,12 @@ def _by_measures(
     for name in names:
         if lacking := [k for k, own in enumerate(measures) if name not in own]:
             raise SurgeryError(
-                f"model {lacking[0]} has no {what} of {name!r}, as others have: compute it", code="mismatch"
+                f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it", code="mismatch"
             )
 
     def mean(group: Group, **own: Any) -> Reader:
         if group.places[-1] >= len(measures):
-            raise SurgeryError(
-                f"{len(measures)} models have {what}, model {group.places[-1]} has none", code="argument"
-            )
+            raise SurgeryError(f"{len(measures)} models have {what}, not model {group.places[-1]}", code="argument")
         shares = group.shares()
         if group.name not in names or len(shares) == 1:
             return combination(group, shares)
@@ -221,9 +219,7 @@ def _by_measures(
     result = merged(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
-        raise SurgeryError(
-            f"{len(measures)} models have {what}, and {count} are merged: give one each", code="argument"
-        )
+        raise SurgeryError(f"{len(measures)} models have {what}, {count} are merged: give one each", code="argument")
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result

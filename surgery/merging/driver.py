@@ -182,7 +182,7 @@ def merged(
         for one in value.values() if isinstance(value, Mapping) else [value]:
             if isinstance(one, list | tuple) and len(one) != len(states):
                 raise SurgeryError(
-                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models", code="argument"
+                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each", code="argument"
                 )
     entries = {}
     for name in names:
@@ -229,12 +229,10 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
         for name in values:
             here, there = pieces_of(values, name), pieces_of(first, name)
             if here.dtype.is_complex:
-                raise SurgeryError(
-                    f"tensor {name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported"
-                )
+                raise SurgeryError(f"{name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported")
             if here.dtype.is_floating_point != there.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0, not {here.dtype} as in {what}", code="mismatch"
+                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
                 )
             if here.device != there.device:
                 raise SurgeryError(
@@ -328,11 +326,9 @@ def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dic
         try:
             found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
-            raise SurgeryError(
-                f"weights{where} must be {k} numbers, one a model, got {row!r:.60}", code="argument"
-            ) from None
+            raise SurgeryError(f"weights{where} are {k} numbers, not {row!r:.60}", code="argument") from None
         if len(found) != k:
-            raise SurgeryError(f"weights{where} must be {k} numbers, one a model, got {found}", code="argument")
+            raise SurgeryError(f"weights{where} are {k} numbers, not {found}", code="argument")
         if not all(map(math.isfinite, found)):
             raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
         return found

@@ -62,9 +62,7 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and targets of one sample after another, as batches of one."""
     for number, batch in enumerate(batches):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise SurgeryError(
-                f"batch {number} is a {type(batch).__name__}: give pairs (inputs, targets)", code="argument"
-            )
+            raise SurgeryError(f"batch {number} is {type(batch).__name__}: give (inputs, targets)", code="argument")
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
             found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
             raise SurgeryError(f"batch {number} has {found}: give inputs and targets of one length", code="argument")

@@ -87,9 +87,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             is_tensor = isinstance(result, Tensor)
             if not is_tensor or tuple(result.shape) != tuple(shape) or result.is_complex():
                 got = f"a {result.dtype} tensor {tuple(result.shape)}" if is_tensor else type(result).__name__
-                raise SurgeryError(
-                    f"{name} gives {got} for {group.name!r}: give a real tensor {shape}", code="argument"
-                )
+                raise SurgeryError(f"{name} gives {got} for {group.name!r}, no real tensor {shape}", code="argument")
             result = result.to(group.dtype)
             if not bool(result.isfinite().all()):
                 raise SurgeryError(f"{name} gives NaN or infinity for {group.name!r}: mend it", code="values")

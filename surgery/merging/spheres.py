@@ -123,9 +123,7 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     """Return the weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
-        raise SurgeryError(
-            f"the directions of {name!r} cancel each other: take other weights, or linear", code="values"
-        )
+        raise SurgeryError(f"directions of {name!r} cancel each other: take other weights, or linear", code="values")
     return shares / length
 
 

@@ -100,9 +100,7 @@ class Plan:
             sizes = set()
             for source in sources:
                 if source.name not in self.shapes:
-                    raise SurgeryError(
-                        f"tensor {name!r} is read from {source.name!r}, not in the full model", code="plan"
-                    )
+                    raise SurgeryError(f"{name!r} is read from {source.name!r}, which is not there", code="plan")
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}", code="plan")
@@ -113,9 +111,7 @@ class Plan:
                     raise SurgeryError(f"{b!r} and {a!r} are written to one part of {target!r}", code="plan")
         for name, dtype in self.dtypes.items():
             if name not in self.shapes or not isinstance(dtype, torch.dtype):
-                raise SurgeryError(
-                    f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of full tensors", code="plan"
-                )
+                raise SurgeryError(f"dtypes hold {dtype!r} for {name!r}: give torch's, of full tensors", code="plan")
 
     def _normalise(self) -> None:
         """Convert the fields to the types that they have after reading a file."""

@@ -223,7 +223,7 @@ def _gradients(
                 value = loss(twin, batch)
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise SurgeryError(
-                    f"loss(model, batch) gives {value!r}, no number that depends on the model", code="argument"
+                    f"loss(model, batch) gives {value!r}: a number that depends on the model is needed", code="argument"
                 )
             found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
         for sums, gradient in zip(total, found):

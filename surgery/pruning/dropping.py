@@ -64,9 +64,7 @@ def drop(
     kept: dict[Atom, set[int]] = {}
     for name, given in positions.items():
         if name not in axes:
-            raise SurgeryError(
-                f"{name!r} is no layer with a width, and no width: {hint(str(name), [*axes])}", code="name"
-            )
+            raise SurgeryError(f"{name!r} is no width, nor a layer with one: {hint(str(name), [*axes])}", code="name")
         axis = axes[name]
         where = as_positions(name, axis.size, given)
         stay = onto_atoms(axis, torch.ones(axis.size, dtype=torch.long).index_fill(0, torch.tensor(where), 0))

@@ -219,9 +219,7 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     made = finetune(net, number)
     made = net if made is None else made
     if not isinstance(made, nn.Module):
-        raise SurgeryError(
-            f"finetune(model, {number}) gives {type(made).__name__}, not a model or None", code="argument"
-        )
+        raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}, no model or None", code="argument")
     check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made
 

@@ -72,9 +72,7 @@ def permute(
     if (permutations is None) == (by is None):
         raise SurgeryError("permute takes either permutations or by, the scores to sort by: give one", code="argument")
     if by is None and not isinstance(permutations, Mapping):
-        raise SurgeryError(
-            f"permute takes orders by width, {{'fc1.weight:0': [1, 0]}}, got {permutations!r}", code="argument"
-        )
+        raise SurgeryError(f"permute takes orders, {{'fc1.weight:0': [1, 0]}}, got {permutations!r}", code="argument")
     twin, solution = solved_for(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
     if unused := unused_tensors(solution, choice, model, does="are permuted"):
@@ -133,9 +131,7 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
         why = "several widths lie along it" if several else "the model has no such width"
         raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name", code="name")
     if why := places[name].order:
-        raise SurgeryError(
-            f"the {places[name].size} positions of {name!r} have to keep their order: {why}", code="width"
-        )
+        raise SurgeryError(f"the {places[name].size} positions of {name!r} keep their order: {why}", code="width")
     return places[name]
 
 
