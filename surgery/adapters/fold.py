@@ -82,7 +82,8 @@ def _turned(
         base = _of(folder, joined(module, "weight"), one.names[0], entries)
         shape = (len(one.b), *one.a.shape[1:])
         table = "lora_embedding_A" in one.names[0]
-        if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
+        ways = (shape[::-1],) if table else (shape, shape[::-1]) if len(shape) == 2 else (shape,)
+        if not base.dtype.is_floating_point or base.shape not in ways:
             raise SurgeryError(
                 f"{folder}: {one.names[0]!r} and its B make {shape}; the weight is {base.shape}, {base.dtype}",
                 code="mismatch",
@@ -98,10 +99,6 @@ def _turned(
             code="ambiguous",
         )
     return result | dict.fromkeys(square, said)
-
-
-def _ways(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return (shape, shape[::-1]) if len(shape) == 2 else (shape,)
 
 
 def _folded(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:

@@ -30,11 +30,8 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
     """Return the sections with the depths given for them, which may be lists of positions."""
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
-        have += (
-            f" (modules of {', '.join(map(repr, beside))} are no section: on the example none is seen to run on what "
-            "the one before gave; they run side by side, or by way of vmap or NumPy, which cannot be followed: if they "
-            "do follow each other, register their class by surgery.register_block, and leave the example out)"
-        )
+        have += f" (on the example modules of {', '.join(map(repr, beside))} do not follow each other: if they do, "
+        have += "register their class by surgery.register_block, and leave the example out)"
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):

@@ -197,9 +197,8 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
     if _is_count(asked):
         best = _kept(one, asked, scores)
-        rows = torch.cat(
-            [t.detach().double().movedim(axis, 0).flatten(1).cpu() for t, axis in _router_tensors(model, one)], 1
-        )
+        router = [(getattr(model.get_submodule(module), key).detach(), axis) for module, key, axis in one.router]
+        rows = torch.cat([t.double().movedim(axis, 0).flatten(1).cpu() for t, axis in router if t.ndim == 2], 1)
         like = nn.functional.cosine_similarity(rows[:, None], rows[best], dim=2)
         same = torch.tensor([[i * one.groups // one.size == b * one.groups // one.size for b in best]
                              for i in range(one.size)])  # fmt: skip
@@ -214,11 +213,6 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
     _check_router(one, [first for first, *_ in groups])
     return groups
-
-
-def _router_tensors(model: nn.Module, one: Mixture) -> list[tuple[Tensor, int]]:
-    found = [(getattr(model.get_submodule(module), key), axis) for module, key, axis in one.router]
-    return [(tensor, axis) for tensor, axis in found if tensor.ndim == 2]
 
 
 def _weights(one: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] | None) -> Tensor:
