@@ -235,7 +235,9 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
     if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
         raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations", code="argument")
     if permutations.shape != (len(segments), k):
-        raise SurgeryError(f"permutations are {permutations.shape}: expected [{len(segments)}, {k}]", code="argument")
+        raise SurgeryError(
+            f"permutations are {list(permutations.shape)}: expected [{len(segments)}, {k}]", code="argument"
+        )
     if permutations.device.type == "cpu" and not torch.equal(
         permutations.sort(1).values.long(), torch.arange(k).expand(len(segments), k)
     ):

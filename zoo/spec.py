@@ -130,7 +130,9 @@ class Spec:
         full = self.architecture.depth
         rates = check_rates(self.name, width, self.architecture.rate_names, len(full or ()))
         if full is None and max(rates) > 1:
-            raise ZooError(f"{self.name} takes a width of at most 1, got {max(rates):g}", code="argument")
+            raise ZooError(
+                f"{self.name} can only be made narrower, by a width of at most 1, got {max(rates):g}", code="argument"
+            )
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:

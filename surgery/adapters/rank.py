@@ -328,7 +328,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares} are negative: subtract merged models by surgery.merging.task_arithmetic", code="argument"
+            f"weights {shares} are negative: subtract by peft's add_weighted_adapter, or merging.task_arithmetic",
+            code="argument",
         )
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
         raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, one above 0", code="argument")
