@@ -85,7 +85,7 @@ def _turned(
         ways = (shape[::-1],) if table else (shape, shape[::-1]) if len(shape) == 2 else (shape,)
         if not base.dtype.is_floating_point or base.shape not in ways:
             raise SurgeryError(
-                f"{folder}: {one.names[0]!r} and its B make {shape}; the weight is {base.shape}, {base.dtype}",
+                f"{folder}: the adapter of {module!r} makes {shape}; the weight is {base.shape}, {base.dtype}",
                 code="mismatch",
             )
         result[module] = table or base.shape != shape

@@ -187,7 +187,7 @@ def _check_router(one: Mixture, kept: Sequence[int]) -> None:
     least = 2 if any("correction" in key for _, key, _ in one.router) and one.groups > 1 else 1
     if len(set(counts)) > 1 or min(counts) < least:
         raise SurgeryError(
-            f"the router of {one.name!r} needs as many experts in each group, {least} or more, got {counts}",
+            f"the router of {one.name!r} needs as many experts in all groups, {least} or more, got {counts}",
             code="argument",
         )
 

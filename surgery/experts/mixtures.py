@@ -130,7 +130,7 @@ def _check_alike(name: str, module: nn.Module) -> None:
     first, *others = module.children()
     for number, other in enumerate(others, 1):
         if shapes_of(other) != shapes_of(first) or structure(other) != structure(first):
-            raise SurgeryError(f"experts 0 and {number} of {name!r} are not alike, as they must be", code="unsupported")
+            raise SurgeryError(f"expert {number} of {name!r} is not like expert 0, as they must be", code="unsupported")
 
 
 def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -> tuple[tuple[str, str, int], ...]:

@@ -323,7 +323,10 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
     n = group.size // shape[0] if len(shape) > 1 and shape[0] else max(group.size, 1)
     lowest = 1 - density - epsilon / 2
     if lowest < 0 or density - epsilon / 2 < 0:
-        raise SurgeryError(f"{epsilon=} for {group.name!r}: at most {2 * min(density, 1 - density):g}", code="argument")
+        raise SurgeryError(
+            f"density={density:g} of {group.name!r} takes an epsilon up to {2 * min(density, 1 - density):g}",
+            code="argument",
+        )
 
     def rows(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)

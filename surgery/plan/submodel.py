@@ -248,7 +248,8 @@ class Plan:
         like = tensors[parts[0][0]] if parts else templates.get(target)
         if into is None and (odd := [name for name, tensor in tensors.items() if tensor.dtype != like.dtype]):
             raise SurgeryError(
-                f"{target!r} is made of {like.dtype} and {tensors[odd[0]].dtype}: give `into`, whose dtype is taken",
+                f"{target!r} is made of {parts[0][0]!r} ({like.dtype}) and {odd[0]!r} ({tensors[odd[0]].dtype}): "
+                "give a full state as `into`, whose dtype is taken",
                 code="mismatch",
             )
         for name, tensor in tensors.items() if into is not None else ():
