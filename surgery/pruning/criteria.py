@@ -94,9 +94,7 @@ def importance(
         if is_pruner(by):
             found = pruner_scores(model, weights.solution(solution), by, weights)
         else:
-            # A user's criterion gets copies, so that it may work in place.
-            own = lambda name, rows, axis: by(name, rows.clone(), axis)  # noqa: E731
-            criterion = own if callable(by) else _criterion(weights, by, batches, loss)
+            criterion = _of_copies(by) if callable(by) else _criterion(weights, by, batches, loss)
             found = _summed(weights, solution, criterion, called(by))
     scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
@@ -114,6 +112,11 @@ def called(by: Any) -> str:
     return (
         by if isinstance(by, str) else getattr(by, "__name__", "") or (type(by).__name__ if callable(by) else repr(by))
     )
+
+
+def _of_copies(function: Criterion) -> Criterion:
+    """Return the criterion of a user with copies of the rows, so that it may work in place."""
+    return lambda name, rows, axis: function(name, rows.clone(), axis)
 
 
 def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
