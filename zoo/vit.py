@@ -116,7 +116,7 @@ class VisionTransformer(Network):
         if image_size % patch:
             way_out = "" if stem == "cifar" else ", or stem='cifar', whose patches have 4x4 pixels"
             raise ZooError(
-                f"the side of images must be a multiple of the patches' {patch}, got {image_size}{way_out}",
+                f"patches of {patch} pixels do not fill a side of {image_size}: give another size{way_out}",
                 code="argument",
             )
         if channels % heads:

@@ -70,7 +70,7 @@ def zero_branches(
         elif id(blocks[0]) in inputs:
             (runs, every), blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
         else:
-            raise SurgeryError(f"block {name!r} is not called on the example: give one that does", code="depth")
+            raise SurgeryError(f"block {name!r} is not called on the example: give one that calls it", code="depth")
         if runs is None or every is None:
             raise SurgeryError(f"block {name!r} is no identity with zeros (a norm ends it, say): {way}", code="depth")
         zero = _to_zero(copies[0], blocks, runs)

@@ -174,7 +174,7 @@ def _without_inner(model: nn.Module, found: list[tuple[str, str, int]], size: in
         return tuple(found)
     around = {module.rpartition(".")[0] for module in layers}
     if len(around) > 1 or not isinstance(model.get_submodule(min(around)), nn.Sequential):
-        raise SurgeryError(f"the layers {layers} have {size} outputs: the experts' is not known", code="ambiguous")
+        raise SurgeryError(f"the layers {layers} have {size} outputs: which is the experts'?", code="ambiguous")
     return tuple(one for one in found if one[0] not in layers[:-1])
 
 

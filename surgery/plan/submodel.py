@@ -111,7 +111,7 @@ class Plan:
                     raise SurgeryError(f"{b!r} and {a!r} are written to one part of {target!r}", code="plan")
         for name, dtype in self.dtypes.items():
             if name not in self.shapes or not isinstance(dtype, torch.dtype):
-                raise SurgeryError(f"dtypes hold {dtype!r} for {name!r}: give torch's, of full tensors", code="plan")
+                raise SurgeryError(f"dtypes hold {dtype!r} for {name!r}: give torch's dtypes by full name", code="plan")
 
     def _normalise(self) -> None:
         """Convert the fields to the types that they have after reading a file."""
