@@ -17,17 +17,14 @@ from surgery.names import named_modules
 
 
 def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a deep copy of the module that shares the tensors of its state with it, and these tensors by id.
-
-    Other objects that the copy is to share are given by id.
-    """
+    """Return a deep copy that shares the tensors of its state and what is given by id; and these tensors by id."""
     tensors = {
         id(tensor): tensor
         for _, module in named_modules(model)
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None and name not in module._non_persistent_buffers_set
     }
-    return _copied(model, {**(shared or {}), **tensors}), tensors
+    return clone(model, {**(shared or {}), **tensors}), tensors
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -43,30 +40,39 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
     What is given by id of an object takes its place in the copy.
     """
-    return _copied(model, instead)
+    modules = [module for _, module in named_modules(model)]
+    refuse_compiled(model)
+    refuse_scripted(model)
+    _refuse_closures(modules)
+    # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
+    computed = {
+        id(value): value.detach().clone()
+        for module in modules
+        for value in (*plain_tensors(module).values(), *_cached(module))
+        if value.grad_fn is not None
+    }
+    try:
+        twin = _deepcopy(model, {**computed, **instead})
+    except Exception as error:
+        why = f"{type(model).__name__} cannot be copied ({first_line(error)})"
+        raise SurgeryError(f"{why}: give a model that copy.deepcopy can copy", code="unsupported") from error
+    for _, module in named_modules(twin):
+        if _drops_caches(type(module)):  # they are of the old weights, and are dropped when the module is moved
+            module._apply(lambda tensor: tensor)
+    return twin
 
 
 def refuse_scripted(model: nn.Module) -> None:
     """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
-    _refuse_scripted(dict(named_modules(model)))
-
-
-def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
-    for name, module in modules.items():
+    for name, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(
-                f"{what} is scripted (torch.jit): give the plain module that it was scripted from", code="unsupported"
-            )
+            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module before that", code="unsupported")
 
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
-    _refuse_compiled(dict(named_modules(model)))
-
-
-def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    for name, module in modules.items():
+    for name, module in named_modules(model):
         if "_orig_mod" in module._modules:
             original = f"{name}._orig_mod"
             way = f"put {original} in its place: model.set_submodule({name!r}, model.get_submodule({original!r}))"
@@ -77,35 +83,8 @@ def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    named = dict(named_modules(model))
-    _refuse_compiled(named)
-    modules = list(named.values())
-    _refuse_scripted(named)
-    _refuse_closures(modules)
-    # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
-    computed = {
-        id(value): value.detach().clone()
-        for module in modules
-        for value in (*plain_tensors(module).values(), *_cached(module))
-        if value.grad_fn is not None
-    }
-    try:
-        twin = _deepcopy(model, {**computed, **memo})
-    except Exception as error:
-        raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy",
-            code="unsupported",
-        ) from error
-    if any(_drops_caches(type(module)) for module in modules):
-        _drop_caches(twin)
-    return twin
-
-
 def _refuse_closures(modules: list[nn.Module]) -> None:
-    """SurgeryError where a function of a module (a hook, a `forward` that was replaced) holds modules of the model:
-    deepcopy keeps functions, so that a copy would run, and train, the original's.
-    """
+    """SurgeryError where a function of a module, which deepcopy keeps, holds modules of the model it was made for."""
     inside: set[int] = set()
     for module in modules:
         mine = vars(module)
@@ -126,9 +105,7 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
             inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _held_by(value)):
                 raise SurgeryError(
-                    f"{type(module).__name__}: its {what} a function that holds modules of the model, which a copy "
-                    "would share: give types.MethodType(function, module) or functools.partial, which are copied, or "
-                    "write a subclass",
+                    f"{type(module).__name__}: its {what} a function that holds modules: give types.MethodType",
                     code="unsupported",
                 )
 
@@ -145,16 +122,6 @@ def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
             yield from _held_by(value, depth - 1)
 
 
-def _drop_caches(model: nn.Module) -> None:
-    """Remove results that modules have computed from their weights, since the weights of a copy are about to change.
-
-    Modules that keep such results (timm's LeViT: the biases of its attention, by device) drop them when they are moved.
-    """
-    for _, module in named_modules(model):
-        if _drops_caches(type(module)):
-            module._apply(lambda tensor: tensor)
-
-
 def _cached(module: nn.Module) -> list[Tensor]:
     """Return the tensors in dictionaries of a module that drops them when it is moved."""
     if not _drops_caches(type(module)):
@@ -164,10 +131,7 @@ def _cached(module: nn.Module) -> list[Tensor]:
 
 
 def _drops_caches(kind: type[nn.Module]) -> bool:
-    """Return whether a class says what else there is to do when it is moved.
-
-    Torch's own (recurrent ones) keep no results.
-    """
+    """Return whether a class, other than torch's own, says what else there is to do when it is moved."""
     return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
 

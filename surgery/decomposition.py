@@ -53,9 +53,7 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
     3 Linear 2
     """
     if example is not None and not isinstance(model, nn.Module):
-        raise SurgeryError(
-            "a state cannot run on an example: give the module, or leave the example out", code="argument"
-        )
+        raise SurgeryError("a state cannot run on an example: give the module, or no example", code="argument")
     root = model if isinstance(model, nn.Module) else as_module(as_state(model, "what has layers"))
     pieces = _pieces(root, unit, example)
     if example is None:
@@ -91,15 +89,11 @@ def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") 
     """
     listed = isinstance(segments, list | tuple)
     if listed and any(isinstance(segment, Layer) for segment in segments):
-        raise SurgeryError(
-            f"{what} are groups of names, not layers: call surgery.segments(layers) first", code="argument"
-        )
+        raise SurgeryError(f"{what} are names, not layers: call surgery.segments(layers) first", code="argument")
     if not listed or not all(
         isinstance(segment, list | tuple) and all(isinstance(name, str) for name in segment) for segment in segments
     ):
-        raise SurgeryError(
-            f"{what} are a list of groups of tensors' names, as surgery.segments(layers) gives them", code="argument"
-        )
+        raise SurgeryError(f"{what} are groups of tensors' names, see surgery.segments(layers)", code="argument")
     return [tuple(segment) for segment in segments]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -44,11 +45,7 @@ class SurgeryError(ValueError):
         self.code: Code = code
 
     def __reduce__(self) -> tuple[Any, ...]:  # by default the class is called with the message alone
-        return _remake, (type(self), str(self), self.code), vars(self)
-
-
-def _remake(kind: type[SurgeryError], message: str, code: Code) -> SurgeryError:
-    return kind(message, code=code)
+        return partial(type(self), code=self.code), (str(self),), vars(self)
 
 
 class InternalError(RuntimeError):

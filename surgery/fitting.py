@@ -36,7 +36,7 @@ class Fit(NamedTuple):
     unused: Mapping[str, str]
     prefixes: tuple[str, str]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         count = len(self.taken) + len(self.cut) + len(self.left)
         lines = [
             f"{len(self.taken)} of {count} tensors taken, {len(self.cut)} cut, {len(self.left)} left as they were; "
@@ -54,9 +54,6 @@ class Fit(NamedTuple):
         rows += [(name, f"not used: {why}") for name, why in self.unused.items()]
         width = max((len(name) for name, _ in rows), default=0)
         return "\n".join([*lines, *(f"  {name:{width}}  {text}" for name, text in rows)])
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def packed(model: nn.Module) -> dict[str, int]:

@@ -207,10 +207,7 @@ def _own_draws() -> Iterator[None]:
 
 
 def check_runs(model: Any, example: Any, who: str) -> None:
-    """Raise SurgeryError unless there is a module to run and an input to run it on.
-
-    `who` is the function that runs it.
-    """
+    """Raise SurgeryError, which names the function `who`, unless it gets a module and an input to run it on."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}", code="argument")
     if example is None:

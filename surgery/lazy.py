@@ -122,7 +122,7 @@ class LazyState(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         size = sum(pieces.nbytes for pieces in self._entries.values())
-        return f"{type(self).__name__}: {len(self)} tensors, {size / 1e6:,.1f} MB"
+        return f"{type(self).__name__} {self.what}".rstrip() + f": {len(self)} tensors, {size / 1e6:,.1f} MB"
 
 
 def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:

@@ -45,17 +45,12 @@ def check_named(name: str) -> tuple[str, str]:
     ('timm', 'resnet18')
     """
     if not isinstance(name, str):
-        raise SurgeryError(
-            f"a model's name is timm:NAME or torchvision:NAME (timm:resnet18), not a {type(name).__name__}",
-            code="argument",
-        )
+        raise SurgeryError(f"a name is timm:NAME or torchvision:NAME, not a {type(name).__name__}", code="argument")
     library, _, model = name.partition(":")
     if library not in _LIBRARIES or not model:
         near = difflib.get_close_matches(library, _LIBRARIES, n=1)
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
-        raise SurgeryError(
-            f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)", code="name"
-        )
+        raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME", code="name")
     known = _factories(library).list_models()
     if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)
@@ -105,10 +100,7 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the size for this model: timm's metadata have the trained weights' one.
-
-    `in_chans` and `img_size` may differ.
-    """
+    """Return the size for this model, whose `in_chans` and `img_size` may differ from the metadata's."""
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:
         size = (size[0], *image)

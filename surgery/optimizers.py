@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from surgery.errors import SurgeryError
 from surgery.plan import Plan, Runs
 from surgery.plan.positions import is_whole, merged, positions, put, take
-from surgery.states import names_by_id, owners, shapes_of
+from surgery.states import names_by_id, shapes_of, tensors
 
 New = Literal["repeat", "zero"]
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -100,22 +100,14 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
         ("plan", plan, Plan),
     ):
         if not isinstance(value, kind):
-            raise SurgeryError(
-                f"follow takes an optimizer, the model before, the model after and the plan; {what} is a "
-                f"{type(value).__name__}",
-                code="argument",
-            )
+            raise SurgeryError(f"follow: {what} is a {type(value).__name__}, not a {kind.__name__}", code="argument")
     if new not in get_args(New):
         raise SurgeryError(f"unknown new={new!r}: choose {' or '.join(get_args(New))}", code="argument")
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
-        raise SurgeryError(
-            "the state of LBFGS is of all parameters in one vector and cannot follow: make a new one",
-            code="unsupported",
-        )
+        raise SurgeryError("the state of LBFGS is one vector and cannot follow: make a new one", code="unsupported")
     if around := [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]:
         raise SurgeryError(
-            f"{type(optimizer).__name__} is around another optimizer, its {around[0]!r}: let that one follow, and make "
-            "the outer one of it",
+            f"{type(optimizer).__name__} is around an optimizer, {around[0]!r}: let that one follow instead",
             code="unsupported",
         )
 
@@ -193,7 +185,7 @@ def _repeats(runs: Runs, size: int) -> list[int]:
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's parameters by state name; of tied ones the first."""
-    return {n: tensor for _, _, own in owners(model) for n, tensor in own.items() if isinstance(tensor, nn.Parameter)}
+    return {name: tensor for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
 
 
 def _grouped(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
@@ -204,8 +196,7 @@ def _grouped(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor]
         for at, tensor in enumerate(group["params"]):
             if id(tensor) not in names:
                 raise SurgeryError(
-                    f"parameter {at} of the optimizer's group {number}, {list(tensor.shape)}, is no tensor of the "
-                    "model before: give the model that the optimizer trains",
+                    f"parameter {at} of group {number} is no tensor of `before`: give the model that is trained",
                     code="mismatch",
                 )
             place[names[id(tensor)]] = number, at

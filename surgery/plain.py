@@ -6,10 +6,7 @@ from torch import Tensor, nn
 
 
 def is_settings(value: Any) -> bool:
-    """Return whether a value is an object with attributes that may be set, such as a configuration.
-
-    No module, tensor or class.
-    """
+    """Return whether a value is an object with plain attributes that may be set, such as a configuration."""
     frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
     plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
     return plain and not frozen

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.decomposition import Layer, checked_segments
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state
+from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state, ties
 from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
@@ -48,9 +48,7 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
     if not isinstance(layers, list | tuple) or not all(isinstance(layer, Layer) for layer in layers):
         raise SurgeryError("segments takes a list of layers: call surgery.layers(model) first", code="argument")
     if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
-        raise SurgeryError(
-            f"fraction must be a share of the layers in [0, 1], got {repr(fraction)[:40]}", code="argument"
-        )
+        raise SurgeryError(f"fraction is a share of the layers in [0, 1], got {repr(fraction)[:40]}", code="argument")
     # A Fraction, because 3 / (0.1 * 30) must be 1; in floating point it may be a little more.
     size = max(Fraction(fraction).limit_denominator(10**6) * len(layers), Fraction(1))
     groups: dict[int, list[str]] = {}
@@ -73,14 +71,9 @@ def permutations(n: int, k: int, *, generator: torch.Generator | None = None, de
     for name, value in (("n", n), ("k", k)):
         if not isinstance(value, Integral) or value < 0:
             meaning = "segments" if name == "n" else "models"
-            raise SurgeryError(
-                f"{name} is the number of {meaning}, a whole number; got {repr(value)[:40]}", code="argument"
-            )
+            raise SurgeryError(f"{name} is a whole number of {meaning}, got {repr(value)[:40]}", code="argument")
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise SurgeryError(
-            f"generator is a torch.Generator (torch.Generator().manual_seed(0)), not {repr(generator)[:40]}",
-            code="argument",
-        )
+        raise SurgeryError(f"generator is a torch.Generator, not {repr(generator)[:40]}", code="argument")
     if derange and k == 1:
         raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more", code="argument")
     device = "cpu" if generator is None else generator.device
@@ -148,9 +141,7 @@ def shuffle(models, *, segments, permutations, inplace=False):
         owner = _owners(models, segments, permutations, stack_size(models))
         return _permute_rows(models, owner, permutations) if inplace else _gather(models, owner, permutations)
     if inplace:
-        raise SurgeryError(
-            "inplace=True is for stacks only: a list of states or modules is shuffled into new ones", code="argument"
-        )
+        raise SurgeryError("inplace=True is for stacks: a list is shuffled into a new one", code="argument")
     if not isinstance(models, list | tuple) or not models:
         raise SurgeryError("shuffle takes a stack, or a list of at least one state or module", code="argument")
     if all(isinstance(model, nn.Module) for model in models):
@@ -204,8 +195,7 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
             first = models[0][name]
             if (tensor.dtype, tensor.device) != (first.dtype, first.device):
                 raise SurgeryError(
-                    f"tensor {name!r} is {first.dtype} on {first.device} in state 0, {tensor.dtype} on "
-                    f"{tensor.device} in state {k}: convert them to one dtype and device first",
+                    f"tensor {name!r} differs in dtype or device in states 0 and {k}: convert them to one",
                     code="mismatch",
                 )
     permutations = permutations.cpu() if isinstance(permutations, Tensor) else permutations
@@ -215,24 +205,14 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
 
 
 def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
-    ties = [_ties(model) for model in models]
-    if odd := [k for k, tie in enumerate(ties) if tie != ties[0]]:
-        raise SurgeryError(
-            f"models 0 and {odd[0]} are not of one architecture: their tensors' names or ties differ", code="mismatch"
-        )
+    if odd := [k for k, model in enumerate(models) if ties(model) != ties(models[0])]:
+        raise SurgeryError(f"models 0 and {odd[0]} differ in their tensors' names or ties", code="mismatch")
     result = []
     for model, values in zip(models, _shuffle_states([state(model) for model in models], segments, permutations)):
         copy, originals = copy_sharing(model)
         replace_tensors(copy, {key: values[name] for key, name in names_by_id(copy).items()}, originals)
         result.append(copy)
     return result
-
-
-def _ties(model: nn.Module) -> dict[str, str]:
-    """For every name of a tensor the name that it has in the state."""
-    names = names_by_id(model)
-    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
 
 
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
@@ -242,9 +222,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:
-                raise SurgeryError(
-                    f"tensor {name!r} is in segments {owner[name]} and {s}: it can move only once", code="argument"
-                )
+                raise SurgeryError(f"{name!r} is in segments {owner[name]} and {s}: leave one out", code="argument")
             owner[name] = s
     if missing := [name for name in names if name not in owner]:
         raise SurgeryError(
@@ -253,15 +231,12 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
             code="mismatch",
         )
     if unknown := [name for name in owner if name not in names]:
-        raise SurgeryError(
-            f"segments name {unknown[0]!r}, but the models have no such tensor ({len(unknown)} unknown)", code="name"
-        )
+        raise SurgeryError(f"segments name {unknown[0]!r}, which no model has ({len(unknown)} unknown)", code="name")
     if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
         raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations", code="argument")
     if permutations.shape != (len(segments), k):
         raise SurgeryError(
-            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]",
-            code="argument",
+            f"permutations are {list(permutations.shape)}: expected [{len(segments)}, {k}]", code="argument"
         )
     if permutations.device.type == "cpu" and not torch.equal(
         permutations.sort(1).values.long(), torch.arange(k).expand(len(segments), k)
@@ -275,16 +250,12 @@ def _check_writable(models: Mapping[str, Tensor]) -> None:
     spans = []
     for name, tensor in models.items():
         if tensor.requires_grad:
-            raise SurgeryError(
-                f"tensor {name!r} requires grad and cannot be shuffled in place: detach it first", code="unsupported"
-            )
+            raise SurgeryError(f"tensor {name!r} requires grad: detach it to shuffle in place", code="unsupported")
         reach = 0  # of the axes so far, by ascending stride: the next stride must be larger
         for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
             if size > 1:
                 if stride <= reach:
-                    raise SurgeryError(
-                        f"tensor {name!r} is a broadcast or overlapping view: clone it first", code="unsupported"
-                    )
+                    raise SurgeryError(f"tensor {name!r} is an overlapping view: clone it first", code="unsupported")
                 reach += stride * (size - 1)
         if not tensor.is_meta and tensor.numel():
             spans.append((tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize, name))

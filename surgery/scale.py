@@ -60,9 +60,7 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
     if not isinstance(tensor, Tensor):
         raise SurgeryError(f"a {type(tensor).__name__} has no percentile norm: give one tensor", code="argument")
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise SurgeryError(
-            f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first", code="unsupported"
-        )
+        raise SurgeryError(f"tensors of {tensor.dtype} have no percentile norm: convert to float", code="unsupported")
     if stacked and not tensor.ndim:
         raise SurgeryError("a scalar is not a stack: give a tensor [K, *S] or stacked=False", code="argument")
     norms = joint_norms([[row] for row in (tensor if stacked else tensor[None])], q)[:, 0]
@@ -188,9 +186,7 @@ def norm_factors(
     norms = found[..., 0] if measure == "norm" else found[..., 0] / found[..., 1].sqrt().clamp(min=1)
     for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
         bad = norms[g].isnan().nonzero().flatten().tolist()
-        raise SurgeryError(
-            f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave these models out", code="values"
-        )
+        raise SurgeryError(f"{', '.join(groups[g])} of models {bad} hold NaN or inf: leave them out", code="values")
     return {name: row for group, row in zip(groups, matching_factors(norms)) for name in group}
 
 
@@ -267,10 +263,7 @@ def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[s
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Return norms [G, K] of K models -> factors [G, K]: the mean norm of the group over the model's own.
-
-    1 for tiny norms.
-    """
+    """Return factors [G, K] for norms [G, K]: the mean norm of the group over the model's own, 1 for tiny norms."""
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -279,10 +272,7 @@ def matching_factors(norms: Tensor) -> Tensor:
 def checked_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """Return the groups without integer tensors and without empty groups.
-
-    SurgeryError for unknown or repeated names.
-    """
+    """Return the groups without integer tensors and empty groups; SurgeryError for unknown or repeated names."""
     groups = [(name,) for name in names] if groups is None else checked_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):

@@ -7,7 +7,7 @@ input, except `load`.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,21 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
             yield module_name, module, own
 
 
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model's state themselves, not detached, by state name."""
+    return {name: tensor for _, _, own in owners(model) for name, tensor in own.items()}
+
+
 def names_by_id(model: nn.Module) -> dict[int, str]:
     """Return the state name of each tensor of a model's state, by the tensor's id."""
-    return {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    return {id(tensor): name for name, tensor in tensors(model).items()}
+
+
+def ties(model: nn.Module) -> dict[str, str]:
+    """Return for every name of a tensor the name that it has in the state."""
+    names = names_by_id(model)
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
 
 
 def state(model: nn.Module) -> State:
@@ -64,16 +76,12 @@ def state(model: nn.Module) -> State:
     """
     if not isinstance(model, nn.Module):
         hint = "a state dict is a state already: give it as it is" if isinstance(model, Mapping) else "give one module"
-        raise SurgeryError(
-            f"state takes the state of a module, not of a {type(model).__name__}: {hint}", code="argument"
-        )
+        raise SurgeryError(f"state takes a module, not a {type(model).__name__}: {hint}", code="argument")
     registered = set()
     for name, module in named_modules(model, tied=True):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if is_lazy(tensor):
-                raise SurgeryError(
-                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
-                )
+                raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
             registered.add(joined(name, attribute))
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
@@ -81,7 +89,7 @@ def state(model: nn.Module) -> State:
             "it would be lost: convert the model to plain modules first",
             code="unsupported",
         )
-    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
+    return {name: tensor.detach() for name, tensor in tensors(model).items()}
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
@@ -101,33 +109,16 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
             code="argument",
         )
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
-        states = [name for name in odd if _is_state(values[name])]
-        if states:
-            raise SurgeryError(
-                f"{what} is a checkpoint that holds a state under {' and '.join(map(repr, states))}: give that alone, "
-                f"as in checkpoint[{states[0]!r}]",
-                code="argument",
-            )
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(
-            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)", code="argument"
+            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
+            code="argument",
         )
     for name, tensor in values.items():
-        if tensor.layout is not torch.strided:
-            raise SurgeryError(
-                f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)", code="unsupported"
-            )
-        if tensor.is_quantized:
-            raise SurgeryError(
-                f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)", code="unsupported"
-            )
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = f"{tensor.layout}, {tensor.dtype}: give plain tensors (to_dense and dequantize make them)"
+            raise SurgeryError(f"{name!r} of {what} is {kind}", code="unsupported")
     return values
-
-
-def _is_state(values: Any) -> bool:
-    if not isinstance(values, Mapping) or not values:
-        return False
-    return all(isinstance(tensor, Tensor) for tensor in values.values())
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:
@@ -139,9 +130,7 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
     if isinstance(models, Sequence):
         return stack(models)
     if isinstance(models, nn.Module):
-        raise SurgeryError(
-            f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them", code="argument"
-        )
+        raise SurgeryError(f"one {type(models).__name__} is no stack: give a list, or its stack", code="argument")
     return as_state(models, "a stack")
 
 
@@ -184,10 +173,7 @@ def load(model, values, *, fit=None):
       bias    [2] in the state, [3] here: [2] taken
     """
     if not isinstance(model, nn.Module):
-        raise SurgeryError(
-            f"load copies a state into a module, not into a {type(model).__name__}: give the module first",
-            code="argument",
-        )
+        raise SurgeryError(f"load takes a module first, not a {type(model).__name__}", code="argument")
     own, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
     known = metas(values) if is_lazy_state else values
@@ -195,19 +181,14 @@ def load(model, values, *, fit=None):
         check_same(own, known, "the model", "the given state")
         report, sources = None, {name: name for name in own}
     else:
-        held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        names = names_by_id(model)
-        ties = {name: names[id(tensor)] for name, tensor in held if id(tensor) in names}
-        report = fitted(own, ties, known, fit, packed(model))
+        report = fitted(own, ties(model), known, fit, packed(model))
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
-            raise SurgeryError(
-                f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first", code="values"
-            )
+            raise SurgeryError(f"tensor {name!r} has no data: call model.to_empty(device=...) first", code="values")
         if not torch.can_cast(known[source].dtype, own[name].dtype):
             raise SurgeryError(
-                f"tensor {name!r} is {own[name].dtype} in the model and {known[source].dtype} in the state",
+                f"tensor {name!r} is {own[name].dtype} in the model, {known[source].dtype} in the state",
                 code="mismatch",
             )
     if not is_lazy_state:  # a lazy state is read one tensor at a time
@@ -242,9 +223,7 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
             [1., 1.]])
     """
     if not isinstance(states, list | tuple):
-        raise SurgeryError(
-            f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])", code="argument"
-        )
+        raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}", code="argument")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one", code="argument")
     found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
@@ -253,8 +232,7 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
         for name, tensor in found[0].items():
             if tensor.device != other[name].device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {tensor.device} in state 0 and on {other[name].device} in state {k}: "
-                    "move them to one device (what is on meta has no data)",
+                    f"tensor {name!r} is on {tensor.device} in state 0, {other[name].device} in state {k}: move one",
                     code="mismatch",
                 )
     return {name: torch.stack([s[name] for s in found]) for name in found[0]}
@@ -287,19 +265,12 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
     5
     """
     if not isinstance(models, Mapping):
-        raise SurgeryError(
-            f"a {type(models).__name__} is no stack: surgery.stack makes one of a list of states or modules",
-            code="argument",
-        )
+        raise SurgeryError(f"a {type(models).__name__} is no stack: surgery.stack makes one of models", code="argument")
     models = as_state(models, "a stack")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
     if len(sizes) != 1 or None in sizes:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
-        raise SurgeryError(
-            f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}; surgery.stack makes "
-            "one of states",
-            code="argument",
-        )
+        raise SurgeryError(f"no stack of one length K: {shapes}; surgery.stack makes one", code="argument")
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)", code="argument")
     return sizes.pop()
@@ -364,10 +335,7 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
     if odd := [
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
-        raise SurgeryError(
-            f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared",
-            code="unsupported",
-        )
+        raise SurgeryError(f"{odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: not real", code="unsupported")
     if not names:
         raise SurgeryError("the stacks hold no floating-point tensor to compare", code="unsupported")
     dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)

@@ -84,9 +84,7 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _makes(func: Any) -> str:
-    """Return whether an operation returns new tensors and changes none, or writes into its first argument and returns
-    that.
-    """
+    """Return whether an operation returns new tensors alone, or writes into its first argument and returns that."""
     arguments, returns = (
         [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
     )
@@ -103,10 +101,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return all that the form of a result on the meta device depends on.
-
-    None unless all tensors, at least one, lie there.
-    """
+    """Return all that a result's form depends on; None unless all tensors, at least one, are on the meta device."""
     found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):

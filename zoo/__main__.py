@@ -75,9 +75,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
         numbers = tuple(map(kind, text.split(",")))
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
-        raise ZooError(
-            f"--{flag} {text!r} is not a list of {what} with one comma between two of them", code="argument"
-        ) from None
+        raise ZooError(f"--{flag} {text!r} is no list of {what} with commas between them", code="argument") from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 

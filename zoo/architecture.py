@@ -93,9 +93,7 @@ def check(owner: str, field: str, value: Any) -> Any:
         return value
     if field in _SHARES:
         if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
-            raise ZooError(
-                f"{owner}: {field} must be a number of at least 0 and below 1, got {value!r}", code="argument"
-            )
+            raise ZooError(f"{owner}: {field} must be a number from 0 to below 1, got {value!r}", code="argument")
         return float(value)
     if not _is_count(value):
         raise ZooError(f"{owner}: {field} must be a whole number, 1 or more, got {value!r}", code="argument")
@@ -120,10 +118,7 @@ def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> 
         raise ZooError(f"{owner} takes one width{each}; got {len(rates)}", code="argument")
     for rate in rates:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
-            raise ZooError(
-                f"{owner}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}",
-                code="argument",
-            )
+            raise ZooError(f"{owner}: width is a rate above 0, at most {_WIDEST}, got {rate!r}", code="argument")
     return tuple(map(float, rates))
 
 
@@ -141,16 +136,14 @@ def check_depths(owner: str, depths: Any, sections: int | None, exits: bool | No
     result = tuple(depths) if several else (depths,) * (1 if sections is None else sections)
     if sections is not None and len(result) != sections:
         raise ZooError(
-            f"{owner} takes one depth, or one for each of its {sections} sections; got {len(result)}", code="argument"
+            f"{owner} takes one depth, or one for each of {sections} sections; got {len(result)}", code="argument"
         )
     present = result or (0,)
     while exits and len(present) > 1 and present[-1] == 0 and not isinstance(present[-1], bool):
         present = present[:-1]
     if wrong := [count for count in present if not _is_count(count)]:
         but = " (the last sections of a model with exits may have 0)" if several and exits is not None else ""
-        raise ZooError(
-            f"{owner}: a section has a whole number of blocks, 1 or more{but}; got {wrong[0]!r}", code="argument"
-        )
+        raise ZooError(f"{owner}: a section has 1 or more blocks{but}; got {wrong[0]!r}", code="argument")
     if max(result) > _DEEPEST:
         raise ZooError(f"{owner}: a section has at most {_DEEPEST} blocks; got {max(result):,}", code="argument")
     return tuple(map(int, result))

@@ -36,10 +36,7 @@ class CNN(Network):
     ) -> None:  # fmt: skip
         self.check(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
         if image_size < 4:
-            raise ZooError(
-                f"images of a CNN are halved twice and must be 4x4 or larger, got {image_size}x{image_size}",
-                code="argument",
-            )
+            raise ZooError(f"images of a CNN must be 4x4 or larger, got {image_size}x{image_size}", code="argument")
         conv1, conv2, fc1 = self.builders(width, norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler)
         a, b, c = conv1.channels(32), conv2.channels(64), fc1.channels(512)
         parts = {

@@ -1,5 +1,6 @@
 """The error of this package, and how others are told."""
 
+from functools import partial
 from typing import Any, Literal
 
 Code = Literal[
@@ -24,11 +25,7 @@ class ZooError(ValueError):
         self.code: Code = code
 
     def __reduce__(self) -> tuple[Any, ...]:  # by default the class is called with the message alone
-        return _remake, (type(self), str(self), self.code), vars(self)
-
-
-def _remake(kind: type[ZooError], message: str, code: Code) -> ZooError:
-    return kind(message, code=code)
+        return partial(type(self), code=self.code), (str(self),), vars(self)
 
 
 def first_line(error: BaseException) -> str:

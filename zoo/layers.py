@@ -281,8 +281,5 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
         elif hasattr(module, "draw"):  # the tokens of a Vision Transformer
             module.draw(generator)
         elif module._parameters or module._buffers:
-            raise ZooError(
-                f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/layers.py",
-                code="unsupported",
-            )
+            raise ZooError(f"no rule of zoo/layers.py draws {name} ({type(module).__name__})", code="unsupported")
     return model

@@ -96,10 +96,7 @@ class InvertedResidualNetwork(Network):
         self.check(num_classes=num_classes, in_channels=in_channels, stem=stem, dropout=dropout, drop_path=drop_path)
         self.check(stem_channels=stem_channels, last_channels=last_channels)
         if not stages or not all(isinstance(stage, Stage) and stage.kind in _KINDS for stage in stages):
-            raise ZooError(
-                f"stages are of the class Stage, each {', '.join(_KINDS[:-1])} or {_KINDS[-1]}, got {stages!r}",
-                code="argument",
-            )
+            raise ZooError(f"stages are Stages, of kinds {', '.join(_KINDS)}, got {stages!r}", code="argument")
         for stage in stages:
             self.check(expansion=stage.expansion, channels=stage.channels, stride=stage.stride)
         depths = check_depths(type(self).__name__, depths, len(stages))

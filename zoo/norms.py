@@ -100,10 +100,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     def watch(name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
         x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
         if x.numel() == x.shape[1]:
-            raise ZooError(
-                f"{name} gets one value per channel, which has no variance: give larger batches or images",
-                code="argument",
-            )
+            raise ZooError(f"{name} gets one value per channel: give larger batches or images", code="argument")
         moments[name].append(torch.var_mean(x, (0, 2, 3)))
 
     for name, norm in norms.items():

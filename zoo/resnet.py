@@ -179,10 +179,7 @@ Block: TypeAlias = type[BasicBlock | Bottleneck | PreActivation]
 
 
 def make_stem(builder: Builder, inputs: int, outputs: int, stem: Stem, pre: bool) -> nn.Sequential:
-    """Return the convolution before the first section, and for large images a pooling.
-
-    `pre`: without norm and activation.
-    """
+    """Return the convolution before the first section; `pre`: without norm and activation."""
     sizes = (inputs, outputs, 7, 2) if stem == "imagenet" else (inputs, outputs, 3)
     if pre:
         result = nn.Sequential(OrderedDict(conv=builder.conv(*sizes)))
@@ -222,9 +219,7 @@ class ResNet(Network):
         if not (isinstance(block, type) and hasattr(block, "expansion")):
             raise ZooError(f"block is a class such as BasicBlock, with an expansion, got {block!r}", code="argument")
         if not isinstance(channels, tuple | list) or not channels:
-            raise ZooError(
-                f"channels are those of each section, such as [64, 128, 256, 512], got {channels!r}", code="argument"
-            )
+            raise ZooError(f"channels are those of sections, as [64, 128, 256, 512], got {channels!r}", code="argument")
         for count in channels:
             self.check(channels=count)
         if exits and type(self) not in (ResNet, MultiExitResNet):

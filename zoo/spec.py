@@ -40,14 +40,9 @@ def find(name: str) -> Architecture:
     if name in PRESETS:
         return PRESETS[name]
     if name.startswith(("timm:", "torchvision:")):
-        raise ZooError(
-            f"unknown model {name!r}: the zoo has its own only, and surgery.libraries.named makes those of libraries",
-            code="name",
-        )
+        raise ZooError(f"the zoo has no {name!r}: surgery.libraries.named makes models of libraries", code="name")
     if near := difflib.get_close_matches(name, PRESETS, n=3):
-        raise ZooError(
-            f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all", code="name"
-        )
+        raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? See `python -m zoo`", code="name")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}", code="name")
 
 
@@ -127,9 +122,7 @@ class Spec:
             default = defaults.get(field)
             return default(self.image_size) if callable(default) else default
         if field not in defaults:
-            raise ZooError(
-                f"{self.name} takes no {field}; it takes width, depth, {', '.join(defaults)}", code="argument"
-            )
+            raise ZooError(f"{self.name} takes no {field}, but width, depth, {', '.join(defaults)}", code="argument")
         return check(self.name, field, value)
 
     def _rates(self, width: Any) -> tuple[float, ...]:
@@ -237,9 +230,7 @@ class Spec:
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
             at = f"{own}" if size is None else f"{own}, not at {size}"
             why = first_line(error)
-            raise ZooError(
-                f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}", code="argument"
-            ) from error
+            raise ZooError(f"{self.name} cannot be counted at other sizes than {at}: {why}", code="argument") from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
     def to_yaml(self) -> str:

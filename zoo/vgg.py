@@ -41,10 +41,7 @@ class VGG(Network):
         self.check(num_classes=num_classes, in_channels=in_channels, image_size=image_size, dropout=dropout)
         depths = check_depths(type(self).__name__, depths, 5)
         if image_size < 32:
-            raise ZooError(
-                f"images of a VGG are halved five times and must be 32x32 or larger, got {image_size}x{image_size}",
-                code="argument",
-            )
+            raise ZooError(f"images of a VGG must be 32x32 or larger, got {image_size}x{image_size}", code="argument")
         *builders, last = self.builders(width, 5, norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler)
         parts: dict[str, nn.Module] = {}
         channels = in_channels

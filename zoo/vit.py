@@ -116,15 +116,11 @@ class VisionTransformer(Network):
         if image_size % patch:
             way_out = "" if stem == "cifar" else ", or stem='cifar', whose patches have 4x4 pixels"
             raise ZooError(
-                f"images are cut into patches of {patch}x{patch} pixels, so their side must be a multiple of "
-                f"{patch}, got {image_size}: give another size{way_out}",
+                f"patches of {patch} pixels do not fill a side of {image_size}: give another size{way_out}",
                 code="argument",
             )
         if channels % heads:
-            raise ZooError(
-                f"there are {channels} channels at full width, which {heads} heads cannot share equally",
-                code="argument",
-            )
+            raise ZooError(f"{channels} channels at full width cannot be shared by {heads} heads", code="argument")
         (builder,) = self.builders(width, 1, norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size)
         size, hidden = heads * builder.channels(channels // heads), builder.channels(4 * channels)
         blocks = [Block(size, heads, hidden, dropout, drop_path * i / last, builder) for i in range(depth)]

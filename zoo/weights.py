@@ -213,18 +213,12 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
                 code="mismatch",
             )
     if len(given) != len(wanted):
-        raise ZooError(
-            f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}",
-            code="mismatch",
-        )
+        raise ZooError(f"the given state has {len(given)} tensors, this {target} {len(wanted)}", code="mismatch")
     return dict(zip(wanted, given.values()))
 
 
 def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it.
-
-    As it is given, if no model of this family has these names in torchvision or timm.
-    """
+    """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it."""
     given = sorted(name for name in state if not _is_counter(name))
     for layout in _LAYOUTS:
         for ours, theirs in counterparts(layout).items():

@@ -5,30 +5,21 @@ y = W x + b + scale B A x with A: [rank, in] and B: [out, rank]. `scale` is one 
 touches; in peft's terms it is lora_alpha / r. DoRA (Liu et al., ICML 2024) also learns a norm for each output.
 """
 
-from surgery.adapters.extract import Extracted, extract
-from surgery.adapters.fold import fold
-from surgery.adapters.layer import LowRank
-from surgery.adapters.model import adapted_layers, add, attach, merge, remove, scales, state, unmerge
-from surgery.adapters.peft import read_peft, write_peft
-from surgery.adapters.rank import products, rank_of, resize, stack
-
-__all__ = [
-    "Extracted",
-    "LowRank",
-    "adapted_layers",
-    "add",
-    "attach",
-    "extract",
-    "fold",
-    "merge",
-    "products",
-    "rank_of",
-    "read_peft",
-    "remove",
-    "resize",
-    "scales",
-    "stack",
-    "state",
-    "unmerge",
-    "write_peft",
-]
+from surgery.adapters.extract import Extracted as Extracted
+from surgery.adapters.extract import extract as extract
+from surgery.adapters.fold import fold as fold
+from surgery.adapters.layer import LowRank as LowRank
+from surgery.adapters.model import adapted_layers as adapted_layers
+from surgery.adapters.model import add as add
+from surgery.adapters.model import attach as attach
+from surgery.adapters.model import merge as merge
+from surgery.adapters.model import remove as remove
+from surgery.adapters.model import scales as scales
+from surgery.adapters.model import state as state
+from surgery.adapters.model import unmerge as unmerge
+from surgery.adapters.peft import read_peft as read_peft
+from surgery.adapters.peft import write_peft as write_peft
+from surgery.adapters.rank import products as products
+from surgery.adapters.rank import rank_of as rank_of
+from surgery.adapters.rank import resize as resize
+from surgery.adapters.rank import stack as stack

@@ -70,15 +70,11 @@ def extract(
         dtype = compute_dtype(before[weight].dtype)
         change = after[weight].to(before[weight].device, dtype) - before[weight].to(dtype)
         if change.is_meta or not change.isfinite().all():
-            raise SurgeryError(
-                f"{weight!r} has a value that is not finite, or none at all (on the meta device)", code="values"
-            )
+            raise SurgeryError(f"{weight!r} has values that are not finite, or none (meta device)", code="values")
         if change.any():
             changes |= _exact(name, layer.base_layer, change).state
     if not changes:
-        raise SurgeryError(
-            "no layer that may have an adapter differs between the base and the tuned model", code="argument"
-        )
+        raise SurgeryError("no layer that may have an adapter differs in the two models", code="argument")
     best, error = resize(changes, rank)
     whole = {name: after[name].to(before[name]) for name in factors(taken)[1]}
     covered = {*whole, *(joined(name, "weight") for name in error)}

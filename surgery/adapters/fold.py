@@ -49,9 +49,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
     result = {name: pieces_of(values, name) for name in values}
     for name, tensor in rest.items():
         if _of(folder, name, name, result).shape != tuple(tensor.shape):
-            raise SurgeryError(
-                f"{folder}: {name!r} is {tuple(tensor.shape)}, and {result[name].shape} in the base", code="mismatch"
-            )
+            raise SurgeryError(f"{folder}: {name!r} is {list(tensor.shape)}, not {result[name].shape}", code="mismatch")
         result[name] = Pieces.of(tensor.to(result[name].dtype))
     turned = _turned(folder, config, found, result)
     for module, one in found.items():
@@ -84,10 +82,10 @@ def _turned(
         base = _of(folder, joined(module, "weight"), one.names[0], entries)
         shape = (len(one.b), *one.a.shape[1:])
         table = "lora_embedding_A" in one.names[0]
-        if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
+        ways = (shape[::-1],) if table else (shape, shape[::-1]) if len(shape) == 2 else (shape,)
+        if not base.dtype.is_floating_point or base.shape not in ways:
             raise SurgeryError(
-                f"{folder}: {one.names[0]!r} and {one.names[1]!r} make {shape}, and the weight of {module!r} is "
-                f"{base.shape} in {base.dtype}",
+                f"{folder}: the adapter of {module!r} makes {shape}; the weight is {base.shape}, {base.dtype}",
                 code="mismatch",
             )
         result[module] = table or base.shape != shape
@@ -97,15 +95,10 @@ def _turned(
             linear.add(result[module])
     if square and linear - {said}:
         raise SurgeryError(
-            f"{folder}: whether the square weight of {square[0]!r} is [out, in] is not known, as fan_in_fan_out is "
-            f"{said} and others are not so: use surgery.adapters.read_peft and merge, on the model",
+            f"{folder}: is the square weight of {square[0]!r} [out, in]? use read_peft and merge, on the model",
             code="ambiguous",
         )
     return result | dict.fromkeys(square, said)
-
-
-def _ways(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return (shape, shape[::-1]) if len(shape) == 2 else (shape,)
 
 
 def _folded(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:

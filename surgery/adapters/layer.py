@@ -133,8 +133,7 @@ def check_plain(layer: nn.Module, way: str) -> None:
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
         raise SurgeryError(
-            f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight says, "
-            f"so that no product can be added to it: {way}",
+            f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may not compute with its weight alone: {way}",
             code="unsupported",
         )
 
@@ -218,10 +217,7 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 
 
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw A and set B to zero, so that nothing changes at first, as peft has them.
-
-    Of an embedding it is A that is zero.
-    """
+    """Draw A and set B to zero as peft does, so that nothing changes at first; of an embedding A is zero."""
     weight = module.weight
     dtype = torch.float32 if is_packed(module) else weight.dtype
     a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))
@@ -240,7 +236,5 @@ def initial_magnitude(name: str, module: Any) -> Tensor:
     check_plain(module, "leave it out of modules, or take kind='lora'")
     magnitude = norms(module.weight.detach(), is_transposed(module))
     if not magnitude.is_meta and not magnitude.all():
-        raise SurgeryError(
-            f"an output of {name!r} has no weight but 0, and DoRA needs a direction: take kind='lora'", code="values"
-        )
+        raise SurgeryError(f"an output of {name!r} has no direction for DoRA: take kind='lora'", code="values")
     return magnitude

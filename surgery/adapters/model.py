@@ -26,7 +26,8 @@ from surgery.adapters.rank import check_unscaled, factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import hint, joined, matches
-from surgery.states import State, names_by_id, owners
+from surgery.states import State, names_by_id
+from surgery.states import tensors as all_tensors
 
 _log = logging.getLogger(__name__)
 _OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
@@ -118,13 +119,11 @@ def attach(
             f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge",
             code="argument",
         )
-    own = _tensors(model)
+    own = all_tensors(model)
     found, rest = factors(tensors)
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
-        raise SurgeryError(
-            f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there", code="mismatch"
-        )
+        raise SurgeryError(f"{odd[0]!r} is no tensor of the model or has another shape", code="mismatch")
     trained = _trained(model, train) | rest.keys()
     result = _shared(model, rest)
     for module in result.modules():  # what training changes is a copy
@@ -139,8 +138,7 @@ def attach(
         wanted = shapes(layer, len(one.a))
         if wanted != (one.a.shape, one.b.shape):
             raise SurgeryError(
-                f"the adapter of {name} is of {tuple(one.a.shape)} and {tuple(one.b.shape)}, and the layer takes "
-                f"{tuple(wanted[0])} and {tuple(wanted[1])}",
+                f"the adapter of {name} is {one.a.shape}, {one.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
                 code="mismatch",
             )
         if isinstance(scale, Mapping) and name not in scale:
@@ -149,9 +147,7 @@ def attach(
         if not math.isfinite(factor):
             raise SurgeryError(f"scale={factor} of {name!r}: give a finite number", code="argument")
         if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
-            raise SurgeryError(
-                f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}", code="mismatch"
-            )
+            raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, not {list(takes)}", code="mismatch")
         made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
             return made
@@ -171,17 +167,10 @@ def state(model: nn.Module) -> State:
     parameters = {name: p.requires_grad for name, p in model.named_parameters()}
     trained = {name.rpartition(".")[0] for name, free in parameters.items() if free}
     return {
-        name: tensor
-        for name, tensor in _tensors(model).items()
+        name: tensor.detach()
+        for name, tensor in all_tensors(model).items()
         if parameters.get(name, name.rpartition(".")[0] in trained)  # of a norm also the statistics
     }
-
-
-def _tensors(model: nn.Module) -> State:
-    """Return the parameters and buffers of a model by name, also of one with packed weights, which is no state of
-    numbers.
-    """
-    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
@@ -276,19 +265,13 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
             if not any(matches(name, pattern) for name in able):
                 hit = [name for name in every if name and matches(name, pattern)]
                 why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown(pattern, model)
-                raise SurgeryError(
-                    f"modules={pattern!r}: there is no layer that can have an adapter; {why}", code="name"
-                )
+                raise SurgeryError(f"modules={pattern!r}: no layer there can have an adapter; {why}", code="name")
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
     shared, places = _several_owners(model), _places(model)
     if tied := [name for name, m in chosen.items() if id(m.weight) in shared or places.get(id(m), 1) > 1]:
         if patterns is not None and not set(patterns).isdisjoint(tied):
-            raise SurgeryError(
-                f"{tied[0]} shares its weight with another layer, or is used in several places: its adapter would not "
-                "reach all of them",
-                code="unsupported",
-            )
+            raise SurgeryError(f"{tied[0]}, or its weight, has several places: leave it out", code="unsupported")
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
     wanted = patterns or ["*"]
@@ -298,9 +281,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         if isinstance(m, _OWNERS) and any(matches(name, pattern) for pattern in wanted) and (reason := why_not(m))
     }
     if packed := [name for name in left if is_packed(every[name])]:
-        raise SurgeryError(
-            f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules", code="unsupported"
-        )
+        raise SurgeryError(f"{packed[0]} can have no adapter: {left[packed[0]]}, or leave it out", code="unsupported")
     for name, m in every.items():
         if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
             held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]
@@ -308,10 +289,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
-        raise SurgeryError(
-            "the model has no layer that can have an adapter: a linear layer, convolution or embedding",
-            code="unsupported",
-        )
+        raise SurgeryError("no linear layer, convolution or embedding can have an adapter", code="unsupported")
     return chosen
 
 
@@ -378,9 +356,7 @@ def _replaced(model: nn.Module, merged: bool) -> nn.Module:
         plain = layer.base_layer
         if merged:
             if id(plain.weight) in shared:
-                raise SurgeryError(
-                    f"{name} shares its weight with another layer, which would change as well", code="unsupported"
-                )
+                raise SurgeryError(f"{name} shares its weight with a layer, which would change", code="unsupported")
             plain.weight = nn.Parameter(layer.weight.detach())
         if not name:
             result = plain

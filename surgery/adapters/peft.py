@@ -66,16 +66,12 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     if not found:
         raise SurgeryError("the model has no adapters", code="argument")
     if "" in found:
-        raise SurgeryError(
-            "the model is one layer, which peft has no name for: put it into a module", code="unsupported"
-        )
+        raise SurgeryError("the model is one layer, without a name for peft: put it into a module", code="unsupported")
     check_tied(model.named_parameters(remove_duplicate=False), rest, "leave it out of train")
     _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
-        raise SurgeryError(
-            "some adapters are LoRA's and some DoRA's, and peft's files have one kind", code="unsupported"
-        )
+        raise SurgeryError("some adapters are LoRA's, some DoRA's, and peft's files of one kind", code="unsupported")
     ranks = rank_of(tensors)
     alphas = {name: factor[name] * rank for name, rank in ranks.items()}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
@@ -123,8 +119,7 @@ def check_tied(
         if len(both) > 1 and (one := next((name for name in both if name in changed), None)):
             other = next(name for name in both if name != one)
             raise SurgeryError(
-                f"{one!r} {what}, and it is {other!r} as well, which peft leaves as it was: {way}, or give each a "
-                "tensor of its own",
+                f"{one!r} {what}, and peft leaves its other name {other!r} as it was: {way}, or untie them",
                 code="unsupported",
             )
 
@@ -135,8 +130,7 @@ def _check_convolutions(model: nn.Module) -> None:
         kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
         if kind != "zeros" or any(d != 1 for d in dilation):
             raise SurgeryError(
-                f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
-                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one",
+                f"peft's adapter of {name!r} would lack padding_mode={kind!r} or dilation={dilation}: merge it instead",
                 code="unsupported",
             )
 
@@ -215,9 +209,7 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
         if config.get(key):
             raise SurgeryError(f"{folder}: {key} is not read: {why}; {_MERGE}", code="unsupported")
     if config.get("bias", "none") != "none":
-        raise SurgeryError(
-            f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base", code="unsupported"
-        )
+        raise SurgeryError(f"{folder}: bias {config['bias']!r} is not read: it changes the base", code="unsupported")
     if str(config.get("init_lora_weights")).lower().startswith(CHANGED):
         raise SurgeryError(
             f"{folder}: init_lora_weights {config['init_lora_weights']!r} changed the base that the adapter belongs "
@@ -229,9 +221,7 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
         raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin", code="file")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
     if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
-        raise SurgeryError(
-            f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise", code="file"
-        )
+        raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, the tensors are otherwise", code="file")
     return config, tensors
 
 

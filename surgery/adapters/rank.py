@@ -81,9 +81,7 @@ class Factors(NamedTuple):
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
-            raise SurgeryError(
-                f"{self.others[1]!r} is no finite number, and the product is multiplied by it: set it", code="values"
-            )
+            raise SurgeryError(f"{self.others[1]!r} is no finite number to scale the product by: set it", code="values")
         return alpha / max(len(self.a), 1)
 
     def with_factors(self, a: Tensor, b: Tensor, scale: float) -> "Factors":
@@ -115,8 +113,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         module, *adapter = [group or "" for group in match.groups()]
         if "base_layer" in module.split("."):
             raise SurgeryError(
-                f"{name!r} belongs to one of several adapters around each other, as peft has them for parameters of "
-                "experts (target_parameters), whose rows are not one rank: merge them into the base instead",
+                f"{name!r} is of adapters around each other (peft's target_parameters): merge them into the base",
                 code="unsupported",
             )
         second, *magnitudes = [
@@ -134,16 +131,14 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
-                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors",
-                code="mismatch",
+                f"{name!r} {list(a.shape)} and {second!r} {list(b.shape)} share no rank", code="mismatch"
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
     scalars = {joined(module, "scalar") for module in found}
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
-            f"{odd[0]!r} is there without its other factor, or is a part of an adapter that is no product of two: give "
-            "adapters of two factors, with both",
+            f"{odd[0]!r} is no factor, or one without the other: give adapters of two factors, with both",
             code="mismatch",
         )
     return found, rest
@@ -166,8 +161,7 @@ def check_unscaled(found: Mapping[str, Factors]) -> None:
     """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
     if pair := next((pair for pair in found.values() if pair.alpha is not None), None):
         raise SurgeryError(
-            f"{pair.others[1]!r} multiplies the product, too, by alpha / rank: multiply {pair.names[1]!r} by that, and "
-            "leave alpha out",
+            f"{pair.others[1]!r} also scales the product: multiply {pair.names[1]!r} by alpha / rank, and drop alpha",
             code="argument",
         )
 
@@ -245,10 +239,8 @@ def resize(
     if how not in ("svd", "truncate"):
         raise SurgeryError(f"how={how!r}: give svd or truncate", code="argument")
     found, rest = found_factors(tensors)
-    if isinstance(rank, Mapping) and (odd := [*(found.keys() ^ rank.keys())]):
-        raise SurgeryError(
-            f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs", code="name"
-        )
+    if isinstance(rank, Mapping) and found.keys() != rank.keys():
+        raise SurgeryError(f"rank is given for {sorted(rank)}, the adapters are {sorted(found)}", code="name")
     result, error = dict(rest), dict.fromkeys(found, 0.0)
     lost: dict[str, Tensor] = {}
     for module, one in found.items():
@@ -261,9 +253,7 @@ def resize(
             try:
                 a, b, lost[module] = _shrunk(one, new, how)
             except torch.linalg.LinAlgError:
-                raise SurgeryError(
-                    f"the adapter of {module!r} holds NaN or infinity: leave it out", code="values"
-                ) from None
+                raise SurgeryError(f"{module!r}'s adapter holds NaN or infinity: leave it out", code="values") from None
         result |= one.with_factors(a, b, one.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
@@ -334,21 +324,15 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
         raise SurgeryError("there are no adapters to stack: give at least one state", code="argument")
     split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
-        raise SurgeryError(
-            f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average",
-            code="unsupported",
-        )
+        raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's: merge and average instead", code="unsupported")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
         raise SurgeryError(
-            f"weights {shares}: adapters have no negative weights here; to subtract one (adapter arithmetic) is peft's "
-            "add_weighted_adapter, or surgery.merging.task_arithmetic of the merged models",
+            f"weights {shares} are negative: subtract by peft's add_weighted_adapter, or merging.task_arithmetic",
             code="argument",
         )
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
-        raise SurgeryError(
-            f"weights {shares} for {len(states)} states: give each one, and one above 0", code="argument"
-        )
+        raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, one above 0", code="argument")
     shares = [share / sum(shares) for share in shares]
     for k, (found, _) in enumerate(split[1:], 1):
         check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")

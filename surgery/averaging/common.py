@@ -39,9 +39,7 @@ def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(f"weights must be numbers of shape [{k}] or [C, {k}]: {error}", code="argument") from None
     if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
-        raise SurgeryError(
-            f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models", code="argument"
-        )
+        raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}]", code="argument")
     rows = rows.double()
     if not bool((rows >= 0).all() & rows.isfinite().all()):
         raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}", code="argument")

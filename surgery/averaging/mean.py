@@ -92,10 +92,7 @@ def combine(
     """
     if plans is None:
         if factors is not None:
-            raise SurgeryError(
-                "factors scale models while they are averaged by plans: give plans, or match_norms first",
-                code="argument",
-            )
+            raise SurgeryError("factors go with plans: give plans, or scale by match_norms first", code="argument")
         return average_stack(models, weights, fallback, mask, reduce)
     if mask is not None:
         raise SurgeryError("plans say which elements each model covers: give either plans or a mask", code="argument")

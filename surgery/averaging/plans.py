@@ -54,10 +54,7 @@ def average_parts(
     """Average models that plans place in one full model, see `combine`."""
     states = client_states(models, plans)
     if fallback is None:
-        raise SurgeryError(
-            "plans may leave elements that no model covers: give a state of the full model as `fallback`",
-            code="argument",
-        )
+        raise SurgeryError("plans may leave elements uncovered: give a full state as `fallback`", code="argument")
     fallback = as_state(fallback, "the fallback")
     check_same_shapes(plans[0].shapes, shapes_of(fallback), "the plans' full model", "the fallback")
     row = client_weights(weights, len(states))
@@ -76,10 +73,7 @@ def average_parts(
         for part in own:
             kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
             if kinds[0] != kinds[1]:
-                raise SurgeryError(
-                    f"tensor {name!r} is {old.dtype} in the fallback and {part.values.dtype} in a state",
-                    code="mismatch",
-                )
+                raise SurgeryError(f"{name!r} is {old.dtype} in the fallback, not {part.values.dtype}", code="mismatch")
         with torch.no_grad():  # threads do not inherit it from the caller
             numeric = old.is_floating_point() or old.is_complex()
             if reduce is None and numeric and not is_pruning_mask(name, fallback):
@@ -105,20 +99,14 @@ def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Te
         raise SurgeryError(f"give a list of states, one for each plan, not a {type(models).__name__}", code="argument")
     states = [as_state(values, f"state {k}") for k, values in enumerate(models)]
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
-        raise SurgeryError(
-            "plans are a list of surgery.Plan, one for each model; give weights by name, weights=[...]", code="argument"
-        )
+        raise SurgeryError("plans are a list of surgery.Plan; give weights by name, weights=[...]", code="argument")
     if len(states) != len(plans) or not states:
-        raise SurgeryError(
-            f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state",
-            code="argument",
-        )
+        raise SurgeryError(f"{len(states)} states and {len(plans)} plans: give one plan for each", code="argument")
     first = plans[0].fingerprint
     for k, (values, plan) in enumerate(zip(states, plans)):
         if plan.fingerprint != first:
             raise SurgeryError(
-                f"plan {k} is of the full model {plan.fingerprint}, plan 0 of {first}: "
-                "only submodels of one full model can be averaged",
+                f"plans 0 and {k} are of different full models ({first}, {plan.fingerprint}): give plans of one",
                 code="mismatch",
             )
         check_same_shapes(plan.small_shapes, shapes_of(values), f"plan {k}", f"state {k}")
@@ -129,9 +117,7 @@ def client_weights(weights: Weights, k: int) -> Tensor:
     """Return weights [K] in float64 on the CPU; SurgeryError if they are not valid."""
     row = weight_rows(weights, k, True)
     if row.ndim != 1:
-        raise SurgeryError(
-            f"weights have shape {tuple(row.shape)}: expected [{k}], one for each client", code="argument"
-        )
+        raise SurgeryError(f"weights have shape {tuple(row.shape)}: expected [{k}], one a client", code="argument")
     return row
 
 
@@ -142,17 +128,12 @@ def _scales(
     try:
         given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise SurgeryError(
-            f"factors are numbers [{k}] by name, as surgery.scale.norm_factors gives them: {error}", code="argument"
-        ) from None
+        raise SurgeryError(f"factors are numbers [{k}] by name: {error}", code="argument") from None
     for name, factor in given.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor", code="name")
         if factor.shape != (k,):
-            raise SurgeryError(
-                f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client",
-                code="argument",
-            )
+            raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}]", code="argument")
     scales = {name: factor.tolist() for name, factor in given.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite", code="argument")

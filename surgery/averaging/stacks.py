@@ -27,9 +27,7 @@ def average_stack(
     k = stack_size(models)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
     if mask and fallback is None:
-        raise SurgeryError(
-            "a mask may leave elements that nobody covers: give values for them as `fallback`", code="argument"
-        )
+        raise SurgeryError("a mask may leave elements uncovered: give their values as `fallback`", code="argument")
     fallback = None if fallback is None else as_state(fallback, "the fallback")
     rows = weight_rows(weights, k, fallback is not None)
     results = []
@@ -66,16 +64,12 @@ def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tenso
         return mask.to(models[name].device).expand_as(models[name])
     except RuntimeError:
         raise SurgeryError(
-            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}",
-            code="mismatch",
+            f"the mask of {name!r} is {tuple(mask.shape)}, the stack {tuple(models[name].shape)}", code="mismatch"
         ) from None
 
 
 def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: Sequence[int]) -> State:
-    """Return the state that row c of the weights falls back to: the fallback, or its entry c if it is a stack.
-
-    `rows` is () for weights [K], and [C] for weights [C, K].
-    """
+    """Return what row c of the weights, `rows` is [C] or (), falls back to: the fallback, or entry c of a stack."""
     single = {name: tensor[0] for name, tensor in models.items()}
     stacked = rows and all(n in fallback and fallback[n].shape == (*rows, *t.shape) for n, t in single.items())
     keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)

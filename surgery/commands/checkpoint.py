@@ -110,8 +110,6 @@ class Output:
     """the new checkpoint: a file, or a folder, which also gets the other files of the given folder"""
     shard_size: Annotated[str | None, flags.optional(metavar="SIZE")] = None
     """in a folder: the size above which it is split into several files, such as 5GB"""
-    dry_run: flags.Flag = False
-    """check everything and print what would be written"""
 
     def __post_init__(self) -> None:
         check_new(self.out)
@@ -131,9 +129,6 @@ class Output:
         """
         config = None if self.out.suffix else config_of(module)
         text = f"{self.out}: {len(values)} tensor{'s' * (len(values) != 1)}, {size_text(_total(values))}"
-        if self.dry_run:
-            print(f"would write {text}")
-            return
         made = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
         options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
         with tqdm(total=_total(values), desc=self.out.name, **options) as bar:
@@ -157,7 +152,7 @@ class PlannedOutput(Output):
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, if it is asked for."""
-        if self.plan is not None and not self.dry_run:
+        if self.plan is not None:
             check_absent(self.plan)
             plan.save(self.plan)
             print(f"{self.plan}: {plan!r}")
@@ -240,29 +235,21 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
     made = flags.imported(called, "model")(**arguments)
     if not isinstance(made, nn.Module):
-        raise SurgeryError(
-            f"model {called} gives a {type(made).__name__}, and should give a torch.nn.Module", code="argument"
-        )
+        raise SurgeryError(f"model {called} gives a {type(made).__name__}, not a torch.nn.Module", code="argument")
     return made
 
 
 def _described(folder: Checkpoint | None) -> nn.Module:
     found = None if folder is None else folder.config
     if folder is None or found is None:
-        raise SurgeryError(
-            f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}", code="argument"
-        )
+        raise SurgeryError(f"the checkpoint holds tensors only: give its --model {_FORMS}", code="argument")
     file = folder.path / "config.json"
     try:
         return model_of(folder.path, found["architectures"][0])
     except ImportError:
-        raise SurgeryError(
-            f"{file} describes a model of transformers, which is not installed: give --model", code="missing"
-        ) from None
+        raise SurgeryError(f"{file} needs transformers, which is not installed: give --model", code="missing") from None
     except Exception as error:  # transformers' own, of all kinds
-        raise SurgeryError(
-            f"{file} describes no model that can be built ({first_line(error)}): give --model", code="unsupported"
-        ) from None
+        raise SurgeryError(f"{file} is of no model ({first_line(error)}): give --model", code="unsupported") from None
 
 
 def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:

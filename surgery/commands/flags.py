@@ -87,9 +87,7 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
         path = Path(module).with_suffix("")
         raise SurgeryError(f"{flag} {name}: write {'.'.join(path.parts)}:{attribute}, without .py", code="argument")
     if not module or not attribute:
-        raise SurgeryError(
-            f"{flag} {name}: give module:function, a function in a file module.py of your own", code="argument"
-        )
+        raise SurgeryError(f"{flag} {name}: give module:function, of a file module.py of your own", code="argument")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -106,9 +104,7 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
         try:
             return found(*arguments, **named)
         except Exception as error:  # whatever the user's code raises
-            raise SurgeryError(
-                f"{flag} {name} fails: {type(error).__name__}: {first_line(error)}", code="run"
-            ) from error
+            raise SurgeryError(f"{flag} {name}: {type(error).__name__}: {first_line(error)}", code="run") from error
 
     return call
 
@@ -117,8 +113,6 @@ def batches_of(data: str) -> list[Any]:
     """List what a function of the user's own gives one after another."""
     found = imported(data, "--data")()
     if not isinstance(found, Iterable):
-        raise SurgeryError(
-            f"--data {data} gives a {type(found).__name__}, and should give batches one after another", code="argument"
-        )
+        raise SurgeryError(f"--data {data} gives a {type(found).__name__}, not several batches", code="argument")
     with explained(f"--data {data} fails"):
         return list(found)

@@ -56,10 +56,7 @@ def inspect(
         raise SurgeryError(f"--input {','.join(map(str, input))}: give sizes of 1 or more", code="argument")
     if is_checkpoint(target):
         if width is not None or depth is not None or plot is not None:
-            raise SurgeryError(
-                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints",
-                code="argument",
-            )
+            raise SurgeryError("--width, --depth and --plot take timm:NAME; narrow cuts checkpoints", code="argument")
         opened = Model(Path(target), model, input)
         widths = [] if model is None else surgery.widths(opened.built(), **opened.run_arguments())
         found = contents(opened.checkpoint, widths)

@@ -121,17 +121,13 @@ def method_of(name: str) -> Callable[..., Any]:
     if ":" in name:
         found = inspect.unwrap(flags.imported(name, "method"), stop=lambda one: one in merging.METHODS.values())
         if found not in merging.METHODS.values():
-            raise SurgeryError(
-                f"{name} is no merge method: put @surgery.merging.register_method above it", code="argument"
-            )
+            raise SurgeryError(f"{name} is no merge method: put @merging.register_method above it", code="argument")
         return found
     methods = {**merging.METHODS, **_MEASURED}
     if name not in methods:
         near = difflib.get_close_matches(name, methods, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(methods)}"
-        raise SurgeryError(
-            f"unknown method {name!r}: {hint}, or register one of your own: MODULE:FUNCTION", code="name"
-        )
+        raise SurgeryError(f"unknown method {name!r}: {hint}, or give one of your own, MODULE:FUNCTION", code="name")
     return methods[name]
 
 
@@ -173,9 +169,7 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
         pattern, _, name = left.rpartition(":")
         if not equals or name not in known:
             choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
-            raise SurgeryError(
-                f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}", code="argument"
-            )
+            raise SurgeryError(f"--set {text}: write [PATTERN:]NAME=VALUE, where NAME is {choice}", code="argument")
         if (pattern or "*") in found.setdefault(name, {}):
             raise SurgeryError(f"--set {text}: {left} is there twice, give it once", code="argument")
         found[name][pattern or "*"] = flags.value_of(right)
@@ -188,9 +182,7 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
 def _pairs(data: str | None) -> list[Any]:
     batches = flags.batches_of(data or "")
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
-        raise SurgeryError(
-            f"--data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets", code="argument"
-        )
+        raise SurgeryError(f"--data {data} gives {type(odd[0]).__name__}, no pairs (inputs, targets)", code="argument")
     return batches
 
 
@@ -205,8 +197,6 @@ def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError):
-            raise SurgeryError(
-                f"--score {score} gives a {type(found).__name__}, and should give a number", code="argument"
-            ) from None
+            raise SurgeryError(f"--score {score} gives {type(found).__name__}, not a number", code="argument") from None
 
     return scored

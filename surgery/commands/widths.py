@@ -152,9 +152,7 @@ def permute(
     if (permutations is None) == (by is None):
         raise SurgeryError("permute needs an order: give --permutations FILE, or --by, one of the two", code="argument")
     if inverse and by is not None:
-        raise SurgeryError(
-            "--inverse undoes --permutations: give the plan that was written when --by sorted", code="argument"
-        )
+        raise SurgeryError("--inverse undoes --permutations: give the plan that --by has written", code="argument")
     criterion = by and _criterion_of(by, "--by")
     made = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
     model = source.open()
@@ -197,10 +195,7 @@ def align(
         seed: of the random orders
     """
     if (by == "activations") != (data is not None):
-        raise SurgeryError(
-            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches of inputs",
-            code="argument",
-        )
+        raise SurgeryError(f"--by {by} {'takes no' if data else 'needs'} --data, a function", code="argument")
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)
     net, run, batches = model.loaded(), model.run_arguments(), flags.batches_of(data) if data else []
@@ -246,11 +241,7 @@ def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) 
 
 
 def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged.
-
-    The model's class would make a tensor that no checkpoint holds again, in the old order (the frequencies of rotary
-    positions, say).
-    """
+    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged."""
     held, outside = model.state_dict(), {}
     for width in surgery.widths(model, **run):
         if missing := [name for name, _ in width.members if name not in held]:
@@ -271,13 +262,9 @@ def _read(path: Path) -> Plan | dict[str, Any]:
         return found
     plan = plan_of(path)
     if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
-        raise SurgeryError(
-            f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed", code="plan"
-        )
+        raise SurgeryError(f"{path} does more to {odd[0]!r} than permute it: use extract or embed", code="plan")
     if plan.edits:
-        raise SurgeryError(
-            f"{path} is a plan that also changes the model: use surgery.symmetry.permute in Python", code="plan"
-        )
+        raise SurgeryError(f"{path} also changes the model: use surgery.symmetry.permute in Python", code="plan")
     return plan
 
 

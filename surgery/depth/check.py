@@ -112,19 +112,14 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
     if [shape[free:] for shape in after.shapes] != [shape[free:] for shape in before.shapes]:
-        raise SurgeryError(
-            f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are",
-            code="depth",
-        )
+        raise SurgeryError(f"the output would be {after.shapes}, not {before.shapes}: leave the sections", code="depth")
 
 
 def check_skips(before: Pass, after: Pass) -> None:
     """Raise SurgeryError if skip connections lead to other blocks, as those of outputs kept on a list may."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
-        raise SurgeryError(
-            f"a skip connection from {block!r} would lead elsewhere: leave the sections as they are", code="depth"
-        )
+        raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: leave the sections", code="depth")
 
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05
@@ -191,10 +186,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments for all tokens but the last, and those for the last; nothing if that is not known.
-
-    Masks of the tokens stay whole in the second: they are about the cached tokens, too.
-    """
+    """Return the arguments for all tokens but the last, and for the last (masks whole); nothing if not known."""
     tokens = next((name for name in _TOKENS if isinstance(given.get(name), Tensor)), None)
     if tokens is None or given[tokens].ndim < 2 or given[tokens].shape[1] < 2:
         return {}, {}
@@ -218,10 +210,7 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest difference of outputs of one name.
-
-    0 if it is that of rounding. The last token may stand alone.
-    """
+    """Return the largest difference of outputs of one name, or 0 if it is that of rounding."""
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

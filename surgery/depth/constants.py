@@ -70,9 +70,7 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
 def _whole_lists(
     model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]
 ) -> dict[Section, list[int]]:
-    """Return the entries of each list that has blocks of a section that changes among others, and which of them
-    stay.
-    """
+    """Return the lists that hold blocks of a section that changes among others, and which entries stay."""
     whole = {}
     for parent in dict.fromkeys(block.rpartition(".")[0] for section in kept for block in section.blocks):
         entries = tuple(joined(parent, name) for name in model.get_submodule(parent)._modules)
@@ -260,9 +258,7 @@ def _numbered_on(model: nn.Module, section: Section, last_module: str, attribute
 
 
 def _is_position(model: nn.Module, section: Section, value: int) -> bool:
-    """Return whether a number is the place of the section's only block in the module that holds it, counted from 0 or
-    1.
-    """
+    """Return whether a number is the place, from 0 or 1, of the section's only block in its list."""
     parent, _, child = section.blocks[0].rpartition(".")
     place = list(model.get_submodule(parent)._modules).index(child)
     return value in (place, place + 1)

@@ -11,18 +11,15 @@ from surgery.depth.check import check_cached, check_depth, check_skips, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
 from surgery.depth.splice import is_list, prefix_of
-from surgery.depth.tree import as_module, is_sequential, tensors
+from surgery.depth.tree import as_module, is_sequential
 from surgery.errors import SurgeryError
-from surgery.states import State, state
+from surgery.states import State, state, tensors
 
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 
 
 def checked(model: nn.Module | State) -> nn.Module:
-    """Return the model as a module.
-
-    SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones.
-    """
+    """Return the model as a module; SurgeryError for one that cannot be taken apart (scripted, lazy, quantised)."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)
@@ -33,11 +30,8 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
     """Return the sections with the depths given for them, which may be lists of positions."""
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
-        have += (
-            f" (modules of {', '.join(map(repr, beside))} are no section: on the example none is seen to run on what "
-            "the one before gave; they run side by side, or by way of vmap or NumPy, which cannot be followed: if they "
-            "do follow each other, register their class by surgery.register_block, and leave the example out)"
-        )
+        have += f" (on the example modules of {', '.join(map(repr, beside))} do not follow each other: if they do, "
+        have += "register their class by surgery.register_block, and leave the example out)"
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
@@ -49,17 +43,13 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
         asked = [section for section in found if section.name in depths]
     else:
         if len(depths) != len(found):
-            raise SurgeryError(
-                f"{len(depths)} depths were given, but one is needed for each section; the model {have}",
-                code="argument",
-            )
+            raise SurgeryError(f"{len(depths)} depths: give one each; the model {have}", code="argument")
         wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
             raise SurgeryError(
-                f"section {section.name!r} cannot change its depth: {place!r} is the block {block!r} again, and a "
-                "block that is registered twice counts once; give depths by section name and leave this one out",
+                f"section {section.name!r} has {block!r} again as {place!r}: give depths by name and leave it out",
                 code="depth",
             )
     return wanted
@@ -77,10 +67,7 @@ def check_order(
         if known[section] or (not isinstance(model, nn.Module) and isinstance(depths, Mapping) and name in depths):
             continue
         if example is not None:
-            raise SurgeryError(
-                f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is",
-                code="ambiguous",
-            )
+            raise SurgeryError(f"the example does not run {name!r}: give one that does, or leave it", code="ambiguous")
         reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
             f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
@@ -101,14 +88,12 @@ def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> 
         return range(depth)
     if not depth or sorted({*depth} & {*range(have)}) != list(depth):
         raise SurgeryError(
-            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are not ascending positions of "
-            "blocks",
+            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are no ascending positions",
             code="argument",
         )
     if depth[0] > 0 and changes_shape(root, section):
         raise SurgeryError(
-            f"section {section.name!r} cannot do without its first block {section.blocks[0]!r}, which changes the "
-            "shape of its input (or is not known to keep it): keep position 0",
+            f"block {section.blocks[0]!r} of {section.name!r} may change the shape of its input: keep position 0",
             code="depth",
         )
     return depth
@@ -128,11 +113,7 @@ def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
             )
         depth = [min(position, have - 1) for position in range(depth)]
     if sorted(depth) != [*depth] or {*depth} != {*range(have)}:
-        raise SurgeryError(
-            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} does not have each of them, in their "
-            "order, with repeated ones behind each other",
-            code="argument",
-        )
+        raise SurgeryError(f"section {section.name!r}: {tuple(depth)} is not 0 to {have - 1} in order", code="argument")
     for place, name in enumerate(section.blocks):
         if list(depth).count(place) > 1 and not repeatable(root, section, place):
             shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(name)).values() if tensor.ndim > 1]
@@ -209,9 +190,7 @@ def first_that_runs(
                 after = watched(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
-                raise SurgeryError(
-                    f"another number of blocks in {changed}: {error}; leave them as they are", code="depth"
-                ) from error
+                raise SurgeryError(f"another depth of {changed}: {error}; leave it", code="depth") from error
             check_depth(before, after, {section: kept[section] for section in ways})
             check_skips(before, after)
             check_cached(root, made[0], example)

@@ -21,13 +21,12 @@ from surgery.depth.depths import (
 from surgery.depth.identity import zero_branches
 from surgery.depth.sections import Section, ordered_sections
 from surgery.depth.splice import copies_of, drop, insert
-from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
 from surgery.hooks import followers
 from surgery.names import joined, outwards
 from surgery.plan import Plan, Source, structure
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
-from surgery.states import State, shapes_of
+from surgery.states import State, shapes_of, tensors
 
 _log = logging.getLogger(__name__)
 
@@ -93,9 +92,7 @@ def graft(
     if mode not in ("copy", "identity"):
         raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity", code="argument")
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
-        raise SurgeryError(
-            "mode='identity' runs the model: give a module, and its input as example=...", code="argument"
-        )
+        raise SurgeryError("mode='identity' runs the model: give a module, and example=...", code="argument")
     root = checked(model)
     known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats

@@ -50,10 +50,7 @@ def zero_branches(
     """
     args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
-        raise SurgeryError(
-            "mode='identity' compares outputs, but meta tensors have no values: move the model to another device",
-            code="values",
-        )
+        raise SurgeryError("mode='identity' compares outputs: move the model off the meta device", code="values")
     args, kwargs = varied((args, kwargs))
     expected = clone(model).eval()(*args, **kwargs)
     names = {id(module): name for name, module in deeper.named_modules()}
@@ -73,20 +70,13 @@ def zero_branches(
         elif id(blocks[0]) in inputs:
             (runs, every), blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
         else:
-            raise SurgeryError(
-                f"block {name!r} is not called on the example, so its copies cannot be made the identity", code="depth"
-            )
+            raise SurgeryError(f"block {name!r} is not called on the example: give one that calls it", code="depth")
         if runs is None or every is None:
-            raise SurgeryError(
-                f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
-                f"residual branch): {way}",
-                code="depth",
-            )
+            raise SurgeryError(f"block {name!r} is no identity with zeros (a norm ends it, say): {way}", code="depth")
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
             raise SurgeryError(
-                f"copies of {name!r} that begin as the identity could not learn: with zeros for {min(still)!r} its "
-                f"residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): {way}",
+                f"copies of {name!r} with zeros for {min(still)!r} have no gradient (a ReLU ends it, say): {way}",
                 code="depth",
             )
         if unused := _unused(copies[0], blocks, every) - zero:
@@ -103,16 +93,11 @@ def zero_branches(
         for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
-        raise SurgeryError(
-            f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'", code="depth"
-        )
+        raise SurgeryError(f"the copies of {', '.join(grafted)} change the output: use mode='copy'", code="depth")
 
 
 def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:
-    """Zero the parameters of copies of a block, in place, but for those whose zeros give no numbers.
-
-    These are divided by a norm of themselves, as the direction under weight_norm and all of spectral_norm's.
-    """
+    """Zero the parameters of copies of a block, in place, but for those (under weight_norm) whose zeros give NaN."""
     values = dict(block.named_parameters())
 
     def breaks(zero: Collection[str]) -> bool:
@@ -209,10 +194,7 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
 
 
 def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
-    """Return those of the named parameters on which the outputs of `run` do not depend to first order.
-
-    None if unknown.
-    """
+    """Return those parameters on which the outputs of `run` do not depend to first order; none if unknown."""
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
     generator = torch.Generator().manual_seed(0)

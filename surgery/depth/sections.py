@@ -9,10 +9,10 @@ from torch import nn
 
 from surgery.copying import refuse_compiled
 from surgery.depth.order import follow
-from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential, shapes
+from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential
 from surgery.errors import SurgeryError
 from surgery.names import is_inside, joined, outwards
-from surgery.states import State, owners
+from surgery.states import State, owners, shapes_of, tensors
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -63,9 +63,7 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
     """
     if example is not None and not isinstance(model, nn.Module):
-        raise SurgeryError(
-            "a state cannot be run on an example: give the module, or leave the example out", code="argument"
-        )
+        raise SurgeryError("a state cannot run on an example: give the module, or no example", code="argument")
     if isinstance(model, nn.Module):
         refuse_compiled(model)
     root = as_module(model)
@@ -198,10 +196,7 @@ class _Search:
             yield group
 
     def _numbered(self, a: str, b: str) -> bool:
-        """Return whether two children are members of one list, or attributes whose names differ by a number.
-
-        Others, such as `query_mlp` and `key_mlp`, run side by side.
-        """
+        """Return whether two children are members of one list, or attributes whose names differ by a number."""
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
@@ -230,9 +225,7 @@ class _Search:
         return [section for group in found for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Return level by level from the root: groups with evidence, groups of the same class, and nothing inside
-        these.
-        """
+        """Return level by level from the root groups with evidence, those of their class, and nothing inside them."""
         level, found = [""], []
         blocks: set[Any] = set()
         while level:
@@ -254,10 +247,7 @@ class _Search:
         return found
 
     def _holds_blocks(self, name: str) -> bool:
-        """Return whether a module is a list of blocks of one kind, and so no block itself.
-
-        A list of unlike modules, such as the pair of an attention and a feed-forward, is a block.
-        """
+        """Return whether a module is a list of blocks of one kind, and so no block itself."""
         children, module = list(self.children(name)), self.modules[name]
         if not isinstance(module, nn.ModuleList | nn.ModuleDict) or not all(map(self.composite, children)):
             return False
@@ -305,7 +295,7 @@ class _Search:
     def _fits(self, group: list[str]) -> bool:
         """Return whether blocks fit together and are more than one convolution with its norm."""
         return any(
-            self.joins(a, b) and sum(len(shape) > 1 for shape in shapes(self.modules[b]).values()) > 1
+            self.joins(a, b) and sum(tensor.ndim > 1 for tensor in tensors(self.modules[b]).values()) > 1
             for a, b in pairwise(group)
         )
 
@@ -354,21 +344,16 @@ def signature(block: nn.Module) -> tuple:
         for name, module in block.named_modules()
         if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
     ]
-    return shapes(block), parts
+    return shapes_of(tensors(block)), parts
 
 
 def _exact(value: Any) -> bool:
-    """Return whether a value is no fraction: fractions do not change a shape (and often follow a schedule over
-    depth).
-    """
+    """Return whether a value is no fraction: these change no shape, and often follow a schedule over depth."""
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def strided(block: nn.Module) -> bool:
-    """Return whether anything in the block has a stride.
-
-    Attention does not count: it may have fewer keys and all queries.
-    """
+    """Return whether anything in the block but an attention, which may have fewer keys, has a stride."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
         largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
@@ -416,10 +401,7 @@ def register_block(kind: Kind) -> Kind:
     [Section(name='', blocks=('coarse', 'fine'))]
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise SurgeryError(
-            f"{kind!r} is not a class of modules: register the class, not one of its modules or its name",
-            code="argument",
-        )
+        raise SurgeryError(f"{kind!r} is not a class of modules: register the class itself", code="argument")
     BLOCKS[kind] = None
     return kind
 

@@ -76,8 +76,7 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> 
     block = owner._modules[child]
     if runs_nothing(block):
         raise SurgeryError(
-            f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can be chained to it: only "
-            "the list around it could grow, which takes the model's input as example=...",
+            f"{name!r} is only a list, which nothing can be chained to: give the model's input as example=...",
             code="depth",
         )
     owner._modules[child] = Chain(block, *copies)
@@ -121,8 +120,7 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
         name, block = joined(parent, child), owner._modules[child]
         if runs_nothing(block):
             raise SurgeryError(
-                f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can take its place: "
-                "only the list around it could shrink, which takes the model's input as example=...",
+                f"{name!r} is only a list, which no identity can replace: give the model's input as example=...",
                 code="depth",
             )
         if returns_several(block):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
-from surgery.states import owners
+from surgery.states import owners, shapes_of, tensors
 
 
 class Chain(nn.Sequential):
@@ -34,10 +34,7 @@ def _copied_list(value: Any) -> Any:
 
 
 def _as_before(value: Any, before: Any) -> Any:
-    """Return a list without what a block appended to it (aggregation trees do that).
-
-    Slots that it filled stay (caches).
-    """
+    """Return a list without what a block appended to it, as aggregation trees do; slots that it filled stay."""
     return before if type(value) is list and len(value) != len(before) else value
 
 
@@ -61,11 +58,6 @@ class Skip(nn.Module):
 
 def _same_form(a: Any, b: Any) -> bool:
     return type(a) is type(b) and getattr(a, "shape", None) == getattr(b, "shape", None)
-
-
-def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a module's tensors by state name."""
-    return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
 
 
 def is_sequential(holder: nn.Module) -> bool:
@@ -107,14 +99,10 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     if isinstance(model, nn.Module):
         for name, _, own in owners(model):
             if any(map(is_lazy, own.values())):
-                raise SurgeryError(
-                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
-                )
+                raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
         return model
     if not isinstance(model, Mapping):
-        raise SurgeryError(
-            f"{type(model).__name__} is neither a module nor a state: give one of these", code="argument"
-        )
+        raise SurgeryError(f"{type(model).__name__} is no module and no state: give one of these", code="argument")
     root = Part()
     for name, tensor in model.items():
         *path, last = name.split(".")
@@ -138,18 +126,10 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
-    """Return whether a part is a chain that `graft` made: its children 0, 1, ...
-
-    Are equal, and they match a sibling of it.
-    """
+    """Return whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and like a sibling."""
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False
-    own = [shapes(child) for child in children.values()]
+    own = [shapes_of(tensors(child)) for child in children.values()]
     siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
-    return own.count(own[0]) == len(own) and any(own[0].keys() <= shapes(s).keys() for s in siblings)
-
-
-def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the registered tensors themselves (not detached), by state name."""
-    return {name: tensor for _, _, own in owners(module) for name, tensor in own.items()}
+    return own.count(own[0]) == len(own) and any(own[0].keys() <= tensors(s).keys() for s in siblings)

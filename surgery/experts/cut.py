@@ -140,17 +140,12 @@ def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixtur
 def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
     if not isinstance(scores, Mapping) or one.name not in scores:
         raise SurgeryError(
-            f"a number of experts needs scores of {one.name!r}: give scores=surgery.experts.frequency(model, batches) "
-            "or surgery.experts.norm(model)",
+            f"a number of experts needs scores of {one.name!r}: surgery.experts.frequency or norm gives them",
             code="argument",
         )
     score = torch.as_tensor(scores[one.name]).detach()
     if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
-        raise SurgeryError(
-            f"the scores of {one.name!r} are one finite number for each of its {one.size} experts, got "
-            f"{tuple(score.shape)}",
-            code="argument",
-        )
+        raise SurgeryError(f"scores of {one.name!r} are {one.size} numbers, got {tuple(score.shape)}", code="argument")
     return score.double().cpu()
 
 
@@ -177,9 +172,7 @@ def _numbers(one: Mixture, asked: Any) -> list[int]:
     asked = asked.tolist() if isinstance(asked, Tensor) else asked
     numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
-        raise SurgeryError(
-            f"{asked!r}: give different numbers of the {one.size} experts of {one.name!r}, from 0 on", code="argument"
-        )
+        raise SurgeryError(f"{asked!r}: give some of {one.size} experts of {one.name!r}, from 0 on", code="argument")
     return numbers
 
 
@@ -187,16 +180,14 @@ def _check_router(one: Mixture, kept: Sequence[int]) -> None:
     """Raise SurgeryError where the router cannot choose among the experts that are left."""
     if len(kept) < one.chosen:
         raise SurgeryError(
-            f"the router of {one.name!r} chooses {one.chosen} experts for a token, of which {len(kept)} would be left: "
-            f"keep {one.chosen} or more, or let it choose fewer",
+            f"the router of {one.name!r} chooses {one.chosen} experts a token: keep {one.chosen} or more",
             code="argument",
         )
     counts = [sum(number * one.groups // one.size == group for number in kept) for group in range(one.groups)]
     least = 2 if any("correction" in key for _, key, _ in one.router) and one.groups > 1 else 1
     if len(set(counts)) > 1 or min(counts) < least:
         raise SurgeryError(
-            f"the router of {one.name!r} chooses among {one.groups} groups of {one.size // one.groups} experts each, "
-            f"of which {counts} would be left: its code needs as many in each group, {least} or more",
+            f"the router of {one.name!r} needs as many experts in all groups, {least} or more, got {counts}",
             code="argument",
         )
 
@@ -206,9 +197,8 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
     if _is_count(asked):
         best = _kept(one, asked, scores)
-        rows = torch.cat(
-            [t.detach().double().movedim(axis, 0).flatten(1).cpu() for t, axis in _router_tensors(model, one)], 1
-        )
+        router = [(getattr(model.get_submodule(module), key).detach(), axis) for module, key, axis in one.router]
+        rows = torch.cat([t.double().movedim(axis, 0).flatten(1).cpu() for t, axis in router if t.ndim == 2], 1)
         like = nn.functional.cosine_similarity(rows[:, None], rows[best], dim=2)
         same = torch.tensor([[i * one.groups // one.size == b * one.groups // one.size for b in best]
                              for i in range(one.size)])  # fmt: skip
@@ -219,18 +209,10 @@ def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Te
     groups = [_numbers(one, own) for own in asked]
     _numbers(one, [number for own in groups for number in own])
     if any(len({number * one.groups // one.size for number in own}) > 1 for own in groups):
-        raise SurgeryError(
-            f"the router of {one.name!r} divides its experts into {one.groups} groups: merge within them",
-            code="argument",
-        )
+        raise SurgeryError(f"the router of {one.name!r} has {one.groups} groups: merge within them", code="argument")
     groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
     _check_router(one, [first for first, *_ in groups])
     return groups
-
-
-def _router_tensors(model: nn.Module, one: Mixture) -> list[tuple[Tensor, int]]:
-    found = [(getattr(model.get_submodule(module), key), axis) for module, key, axis in one.router]
-    return [(tensor, axis) for tensor, axis in found if tensor.ndim == 2]
 
 
 def _weights(one: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] | None) -> Tensor:

@@ -83,8 +83,7 @@ def mixtures(model: nn.Module, *, experts: str | None = None) -> list[Mixture]:
         around = next((name for name in outwards(holder) if _router(model, name, size, holders)), None)
         if around is None:
             raise SurgeryError(
-                f"no router is found beside the {size} experts of {holder!r}: it is a module called gate or router "
-                f"that holds a tensor with an axis of {size} positions",
+                f"no gate or router with an axis of {size} positions is found beside the experts {holder!r}",
                 code="unsupported",
             )
         inside.setdefault(around, []).append(holder)
@@ -114,8 +113,7 @@ def _holders(model: nn.Module, pattern: str | None) -> dict[str, int]:
             and not any(child._parameters for child in module.children())
         ):
             raise SurgeryError(
-                f"the experts of {name!r} lie in tensors without an axis of their own (such as {shapes[0]}), which is "
-                "not supported: give them as a list of modules, or as tensors of [experts, ...]",
+                f"the experts {name!r} lie as {shapes[0]}: give a list of modules, or tensors [experts, ...]",
                 code="unsupported",
             )
     return found
@@ -132,10 +130,7 @@ def _check_alike(name: str, module: nn.Module) -> None:
     first, *others = module.children()
     for number, other in enumerate(others, 1):
         if shapes_of(other) != shapes_of(first) or structure(other) != structure(first):
-            raise SurgeryError(
-                f"expert {number} of {name!r} is another kind of module than expert 0: a mixture's experts are alike",
-                code="unsupported",
-            )
+            raise SurgeryError(f"expert {number} of {name!r} is not like expert 0, as they must be", code="unsupported")
 
 
 def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
@@ -159,14 +154,10 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
         if key in ("weight", "bias"):
             axes = [axis for axis in axes if axis == 0]
         if not (axes or tensor.is_floating_point() or is_counter or tensor.numel() < 2):
-            raise SurgeryError(
-                f"{joined(full, key)} is a table of whole numbers, by which the router chooses experts: that is not "
-                "supported",
-                code="unsupported",
-            )
+            raise SurgeryError(f"routing by a table, {joined(full, key)}, is not supported", code="unsupported")
         if len(axes) > 1:
             raise SurgeryError(
-                f"two axes of {joined(full, key)} have {size} positions: which is that of the experts is not known",
+                f"two axes of {joined(full, key)} have {size} positions: which is the experts' is not known",
                 code="ambiguous",
             )
         if axes:
@@ -183,10 +174,7 @@ def _without_inner(model: nn.Module, found: list[tuple[str, str, int]], size: in
         return tuple(found)
     around = {module.rpartition(".")[0] for module in layers}
     if len(around) > 1 or not isinstance(model.get_submodule(min(around)), nn.Sequential):
-        raise SurgeryError(
-            f"the layers {layers} have {size} outputs: which of them has one for each expert is not known",
-            code="ambiguous",
-        )
+        raise SurgeryError(f"the layers {layers} have {size} outputs: which is the experts'?", code="ambiguous")
     return tuple(one for one in found if one[0] not in layers[:-1])
 
 

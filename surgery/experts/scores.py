@@ -122,7 +122,6 @@ class _Seen:
             if counts.sum():
                 return counts / counts.sum()
         raise SurgeryError(
-            f"the choices of the router of {self.mixture.name!r} cannot be seen: neither it nor its experts run as "
-            "modules of their own; count them by hand, and give them as scores",
+            f"the choices of the router of {self.mixture.name!r} cannot be seen: give scores of your own",
             code="unsupported",
         )

@@ -1,7 +1,7 @@
 """States in files: read piece by piece without running code that a file may hold, written whole or not at all."""
 
-from surgery.files.reading import Checkpoint, open_state
-from surgery.files.whole import check_absent
-from surgery.files.writing import check_new, write
-
-__all__ = ["Checkpoint", "check_absent", "check_new", "open_state", "write"]
+from surgery.files.reading import Checkpoint as Checkpoint
+from surgery.files.reading import open_state as open_state
+from surgery.files.whole import check_absent as check_absent
+from surgery.files.writing import check_new as check_new
+from surgery.files.writing import write as write

@@ -77,9 +77,6 @@ class Checkpoint(LazyState):
         file = self.path / "config.json"
         return read_json(file) if file.is_file() else None
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Checkpoint:", f"Checkpoint {self.path}:")
-
 
 def read_json(path: Path) -> Any:
     """Return what a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
@@ -90,9 +87,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}", code="file") from None
     except (ValueError, RecursionError) as error:
-        raise SurgeryError(
-            f"{path} is no JSON ({first_line(error)}): mend it, or fetch it again", code="file"
-        ) from None
+        raise SurgeryError(f"{path} is no JSON ({first_line(error)}): mend or fetch it again", code="file") from None
 
 
 def open_state(path: str | Path) -> Checkpoint:
@@ -134,9 +129,7 @@ def _folder(path: Path) -> Checkpoint:
     if not found:
         raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}", code="file")
     if len(found) > 1:
-        raise SurgeryError(
-            f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one of the files", code="ambiguous"
-        )
+        raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one", code="ambiguous")
     if found[0].name.endswith(".index.json"):
         return _sharded(found[0], path)
     inside = open_state(found[0])
@@ -154,9 +147,7 @@ def _sharded(index: Path, path: Path) -> Checkpoint:
         if not isinstance(file, str) or file not in shards:
             plain = isinstance(file, str) and is_plain(file) and not file.endswith(".json")
             if not plain or not index.with_name(file).is_file():
-                raise SurgeryError(
-                    f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index", code="file"
-                )
+                raise SurgeryError(f"{index}: {name!r} is in {str(file)[:60]!r}, no file beside the index", code="file")
             shards[file] = open_state(index.with_name(file))
         if name not in shards[file]:
             raise SurgeryError(f"{index}: {name!r} is not in {file}", code="file")
@@ -183,16 +174,11 @@ def _safetensors(path: Path) -> Checkpoint:
             header = json.loads(file.read(length), object_pairs_hook=_once)
     except (SafetensorError, ValueError, RecursionError) as error:
         why = first_line(error).removeprefix("Error while deserializing header: ")[:120]
-        raise SurgeryError(
-            f"{path} is damaged or no safetensors file: {why}; fetch or save it again", code="file"
-        ) from None
+        raise SurgeryError(f"{path} is no whole safetensors file: {why}; fetch or save it again", code="file") from None
     metadata, entries = header.pop("__metadata__", None) or {}, {}
     for name, one in header.items():
         if (dtype := DTYPES.get(one["dtype"])) is None:
-            raise SurgeryError(
-                f"{path}: tensor {name!r} has the dtype {one['dtype']!r}, which is not read: convert it",
-                code="unsupported",
-            )
+            raise SurgeryError(f"{path}: tensor {name!r} is {one['dtype']!r}: convert it", code="unsupported")
         read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
         entries[name] = Pieces(tuple(one["shape"]), dtype, read)
     return Checkpoint(entries, path, metadata, (path,))
@@ -214,9 +200,7 @@ def _read(
         file.seek(offset + start * dtype.itemsize)
         while view:
             if not (count := file.readinto(view)):
-                raise SurgeryError(
-                    f"{path} is shorter than it was when it was opened: do not change it meanwhile", code="file"
-                )
+                raise SurgeryError(f"{path} is shorter than when it was opened: leave it as it is", code="file")
             view = view[count:]
     return data.view(dtype)
 
@@ -234,20 +218,14 @@ def _torch(path: Path) -> dict[str, Pieces]:
         raise SurgeryError(f"{path} holds no state dict: save model.state_dict()", code="file")
     if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
         what = type(found[odd[0]]).__name__
-        raise SurgeryError(
-            f"{path} holds a {what} as {odd[0]!r}: save model.state_dict(), in which all are tensors", code="file"
-        )
+        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict() alone", code="file")
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
-        raise SurgeryError(
-            f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor", code="unsupported"
-        )
+        raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save a plain one", code="unsupported")
     if odd := [name for name, tensor in found.items() if tensor.is_meta]:
-        raise SurgeryError(
-            f"{path}: tensor {odd[0]!r} is on the meta device and has no values: save one that has", code="values"
-        )
+        raise SurgeryError(f"{path}: tensor {odd[0]!r} is on the meta device: save one with values", code="values")
     pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
     same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
     _check_claims(path, {same[name]: (name, tensor) for name, tensor in found.items()}.values())
@@ -255,20 +233,13 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
-    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0, say) until it fills a
-    memory.
-    """
+    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0) until it fills a memory."""
     storages = [tensor.untyped_storage() for _, tensor in tensors]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)
     if claimed - held > _REPEATED:
         name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
-        raise SurgeryError(
-            f"{path}: its tensors claim {claimed:,} bytes, and it holds {held:,} of them; {name!r} alone, "
-            f"{tuple(most.shape)}, repeats {most.untyped_storage().nbytes():,}: save tensors as they were before "
-            "expand",
-            code="file",
-        )
+        raise SurgeryError(f"{path}: {name!r} {tuple(most.shape)} repeats its storage: clone it", code="file")
 
 
 def _loaded(path: Path) -> Any:
@@ -311,16 +282,10 @@ def _check_records(path: Path) -> None:
             records = archive.infolist()
             names = [record.filename for record in records]
             if any("/code/" in name for name in names):
-                raise SurgeryError(
-                    f"{path} holds a TorchScript model, which is no checkpoint: save model.state_dict()", code="file"
-                )
+                raise SurgeryError(f"{path} holds a TorchScript model: save model.state_dict()", code="file")
             folder = names[0].partition("/")[0] if names else ""
             if not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
-                raise SurgeryError(
-                    f"{path} is a zip file, but no checkpoint: it lacks the data.pkl and the version that torch.save "
-                    "writes into the one folder of it; give the file that was saved, or save model.state_dict()",
-                    code="file",
-                )
+                raise SurgeryError(f"{path} is a zip file, but not torch.save's: save model.state_dict()", code="file")
             if odd := [record.filename for record in records if record.compress_type != ZIP_STORED]:
                 raise BadZipFile(f"record {odd[0]!r} is compressed, which torch.save never does")
             if sum(record.file_size for record in records) > path.stat().st_size:

@@ -28,9 +28,7 @@ Progress = Callable[[int], object]
 def check_new(path: Path) -> None:
     """Raise SurgeryError unless a path is new, or an empty folder, and its parent is there."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
-        raise SurgeryError(
-            f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)", code="file"
-        )
+        raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth, *.bin, or a folder", code="file")
     check_absent(path, folder=path.suffix == "")
 
 
@@ -72,19 +70,11 @@ def write(
     values = values if isinstance(values, LazyState) else as_state(values, "what is written")
     pieces = {name: pieces_of(values, name) for name in values}
     if odd := [name for name, one in pieces.items() if one.device.type == "meta"]:
-        raise SurgeryError(
-            f"tensor {odd[0]!r} has no data (meta device): give the model its weights first", code="values"
-        )
+        raise SurgeryError(f"tensor {odd[0]!r} has no data (meta device): give the model weights first", code="values")
     with replacing(path, folder=path.suffix == "") as temporary:
         needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
-        if needed and not free:
-            raise SurgeryError(
-                f"{path} cannot be written: nothing is free on its disk, or it takes no files", code="file"
-            )
         if needed > free:
-            raise SurgeryError(
-                f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free", code="file"
-            )
+            raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} of the disk are free", code="file")
         if path.suffix == ".safetensors":
             _safetensors(temporary, pieces, texts, progress)
         elif path.suffix in TORCH:

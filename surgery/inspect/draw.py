@@ -69,9 +69,7 @@ def draw(report: Report, path: str | Path) -> None:
         raise SurgeryError("matplotlib is not installed: pip install matplotlib", code="missing") from None
     found = bars(report)
     if not found:
-        raise SurgeryError(
-            f"{report.model} has no layer with a matrix, so there is nothing to draw", code="unsupported"
-        )
+        raise SurgeryError(f"{report.model} has no layer with a matrix to draw", code="unsupported")
     axis = {row.before.name: _output_axis(row) for row in report.layers}
     packed = in_rows(coupled(report, [bar.name for bar in found], {bar.name: axis[bar.layer] for bar in found}))[:_ROWS]
     heights = [0.12 + 0.13 * len(packed), 5.2]

@@ -14,12 +14,28 @@ models that count, as in `surgery.average`. States of files (`surgery.files.open
 from collections.abc import Callable
 from typing import Any
 
-from surgery.merging.assembly import passthrough, union
-from surgery.merging.averages import Soup, fisher, greedy_soup, linear, regmean
-from surgery.merging.information import fisher_information, input_grams
-from surgery.merging.registration import METHODS, register_method
-from surgery.merging.spheres import karcher, model_stock, multislerp, slerp
-from surgery.merging.task_vectors import breadcrumbs, dare, della, nearswap, sce, task_arithmetic, ties
+from surgery.merging.assembly import passthrough as passthrough
+from surgery.merging.assembly import union as union
+from surgery.merging.averages import Soup as Soup
+from surgery.merging.averages import fisher as fisher
+from surgery.merging.averages import greedy_soup as greedy_soup
+from surgery.merging.averages import linear as linear
+from surgery.merging.averages import regmean as regmean
+from surgery.merging.information import fisher_information as fisher_information
+from surgery.merging.information import input_grams as input_grams
+from surgery.merging.registration import METHODS as METHODS
+from surgery.merging.registration import register_method as register_method
+from surgery.merging.spheres import karcher as karcher
+from surgery.merging.spheres import model_stock as model_stock
+from surgery.merging.spheres import multislerp as multislerp
+from surgery.merging.spheres import slerp as slerp
+from surgery.merging.task_vectors import breadcrumbs as breadcrumbs
+from surgery.merging.task_vectors import dare as dare
+from surgery.merging.task_vectors import della as della
+from surgery.merging.task_vectors import nearswap as nearswap
+from surgery.merging.task_vectors import sce as sce
+from surgery.merging.task_vectors import task_arithmetic as task_arithmetic
+from surgery.merging.task_vectors import ties as ties
 
 METHODS.update({
     method.__name__: method
@@ -34,29 +50,3 @@ def __getattr__(name: str) -> Callable[..., Any]:
     if name in METHODS:
         return METHODS[name]
     raise AttributeError(f"module 'surgery.merging' has no attribute {name!r}")
-
-
-__all__ = [
-    "METHODS",
-    "Soup",
-    "breadcrumbs",
-    "dare",
-    "della",
-    "fisher",
-    "fisher_information",
-    "greedy_soup",
-    "input_grams",
-    "karcher",
-    "linear",
-    "model_stock",
-    "multislerp",
-    "nearswap",
-    "passthrough",
-    "register_method",
-    "regmean",
-    "sce",
-    "slerp",
-    "task_arithmetic",
-    "ties",
-    "union",
-]

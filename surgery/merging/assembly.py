@@ -35,9 +35,7 @@ def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
         def read(start: int, stop: int) -> Tensor:
             values = pieces.read(start, stop)
             if not values.is_meta and bool(values.isnan().any()):
-                raise SurgeryError(
-                    f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out", code="values"
-                )
+                raise SurgeryError(f"{name!r} of model {k} (from 0) holds NaN: mend it, or leave it out", code="values")
             return values
 
         return replace(pieces, read=read)
@@ -103,9 +101,7 @@ def passthrough(
             if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
                 raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}", code="name")
         if len(set(chosen)) < len(chosen):
-            raise SurgeryError(
-                f"section {name!r} repeats a block: list its model twice, and take the second's", code="argument"
-            )
+            raise SurgeryError(f"section {name!r} repeats a block: list its model twice instead", code="argument")
     check_order(skeleton, known, [section for section in known if section.name in blocks], blocks, example)
     resized, names = _resized(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
     shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
@@ -119,9 +115,7 @@ def passthrough(
         source = _source(name, names, blocks, now, places, outside or {})
         if source not in whole or pieces_of(whole, source).shape != tuple(like.shape):
             there = f"the shape {pieces_of(whole, source).shape} there" if source in whole else "no counterpart there"
-            raise SurgeryError(
-                f"{name!r} of shape {tuple(like.shape)} comes from {source!r}, and has {there}", code="mismatch"
-            )
+            raise SurgeryError(f"{name!r} {tuple(like.shape)} comes from {source!r}, and has {there}", code="mismatch")
         entries[name] = (Source(source, (None,) * like.ndim),)
     every = {name: pieces_of(whole, name).shape for name in whole}
     plan = Plan(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})

@@ -122,7 +122,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
             weight = share * known.read(start, stop).to(value)
             if not bool((weight >= 0).all() & weight.isfinite().all()):
                 raise SurgeryError(
-                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}",
+                    f"Fisher information of {group.name!r} is negative or not finite in model {group.places[i]}",
                     code="values",
                 )
             total, below, plain = total + weight * value, below + weight, plain + share * value
@@ -166,14 +166,11 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
     for k, one in zip(group.places, products):
         if tuple(one.shape) != (inputs, inputs):
             raise SurgeryError(
-                f"the inner products for {group.name!r} have shape {tuple(one.shape)} in model {k}: its inputs need "
-                f"{(inputs, inputs)}",
+                f"inner products for {group.name!r} are {tuple(one.shape)} in model {k}: need {(inputs, inputs)}",
                 code="mismatch",
             )
         if not bool(one.isfinite().all()):
-            raise SurgeryError(
-                f"the inner products for {group.name!r} hold NaN or infinity in model {k}", code="values"
-            )
+            raise SurgeryError(f"inner products for {group.name!r} hold NaN or infinity in model {k}", code="values")
     left = torch.zeros(inputs, inputs, dtype=torch.float64)
     right = torch.zeros(inputs, out, dtype=torch.float64)
     dead = sum(one.diagonal().abs() for one in products) == 0
@@ -186,9 +183,7 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
         raise SurgeryError(
-            f"the inner products of the inputs of {group.name!r} cannot be inverted: give alpha below 1, or more "
-            "inputs",
-            code="values",
+            f"the inner products for {group.name!r} have no inverse: give alpha below 1, or more inputs", code="values"
         ) from None
     flat = solved.reshape(-1).to(group.dtype).to(group.tensors[0].device)
     return lambda start, stop: flat[start:stop]
@@ -215,9 +210,7 @@ def _by_measures(
 
     def mean(group: Group, **own: Any) -> Reader:
         if group.places[-1] >= len(measures):
-            raise SurgeryError(
-                f"{len(measures)} models have {what}, and model {group.places[-1]} has none", code="argument"
-            )
+            raise SurgeryError(f"{len(measures)} models have {what}, not model {group.places[-1]}", code="argument")
         shares = group.shares()
         if group.name not in names or len(shares) == 1:
             return combination(group, shares)
@@ -226,9 +219,7 @@ def _by_measures(
     result = merged(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
-        raise SurgeryError(
-            f"{len(measures)} models have {what}, and {count} are merged: give each one its own", code="argument"
-        )
+        raise SurgeryError(f"{len(measures)} models have {what}, {count} are merged: give one each", code="argument")
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result

@@ -80,8 +80,7 @@ class Group:
         same = all(torch.equal(x.where(x.isinf(), 0), values.where(infinite, 0)) for x in others)
         if bool(values.isnan().any()) or not same:
             raise SurgeryError(
-                f"{self.name!r} of {self.whose[i]} holds NaN or infinity, and so would the result: mend that model, or "
-                "leave it out",
+                f"{self.name!r} of {self.whose[i]} holds NaN or infinity: mend that model, or leave it out",
                 code="values",
             )
         self.shared.append(True)
@@ -101,8 +100,7 @@ class Group:
         total = sum(self.weights)
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
-                f"the weights of {self.name!r} are {self.weights}: they are divided by their sum, so give numbers that "
-                "are not negative",
+                f"the weights of {self.name!r} are {self.weights}: give positive ones, which are divided by their sum",
                 code="argument",
             )
         return [weight / total for weight in self.weights]
@@ -176,7 +174,7 @@ def merged(
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
         raise SurgeryError(
-            f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}", code="argument"
+            f"{method} merges {exactly or f'at least {least}'} models, not {len(states)}", code="argument"
         )
     rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
@@ -204,9 +202,7 @@ def group_of(
     """Return one tensor of the states whose weight is not 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
-        raise SurgeryError(
-            f"all models have the weight 0 for {name!r}: give at least one of them a weight", code="argument"
-        )
+        raise SurgeryError(f"all models have the weight 0 for {name!r}: give one of them a weight", code="argument")
     whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
     tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
     whose.append(getattr(base, "what", "") or "the base")
@@ -214,19 +210,14 @@ def group_of(
 
 
 def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
-    """Return the models and the base as states.
-
-    SurgeryError unless they have the same names, shapes and kinds of numbers.
-    """
+    """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
     if isinstance(models, LazyState | nn.Module):
-        raise SurgeryError(
-            "one model cannot be merged: give a list of models, or surgery.stack of them", code="argument"
-        )
+        raise SurgeryError("one model cannot be merged: give a list, or surgery.stack of them", code="argument")
     if isinstance(models, Mapping):
         models = unstack(models)
     if not isinstance(models, list | tuple):
         raise SurgeryError(
-            f"models must be a stack or a list of states or modules, not a {type(models).__name__}", code="argument"
+            f"models are a stack or a list of states or modules, not a {type(models).__name__}", code="argument"
         )
     if not models:
         raise SurgeryError("there are no models to merge: give at least one", code="argument")
@@ -238,25 +229,18 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
         for name in values:
             here, there = pieces_of(values, name), pieces_of(first, name)
             if here.dtype.is_complex:
-                raise SurgeryError(
-                    f"tensor {name!r} of {what} is {here.dtype}: average complex tensors by surgery.average",
-                    code="unsupported",
-                )
+                raise SurgeryError(f"{name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported")
             if here.dtype.is_floating_point != there.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0 and {here.dtype} in {what}: convert one",
-                    code="mismatch",
+                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
                 )
             if here.device != there.device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {there.device} in model 0 and on {here.device} in {what}: move one",
+                    f"tensor {name!r} is on {there.device} in model 0, {here.device} in {what}: move one",
                     code="mismatch",
                 )
             if here.device.type == "meta":
-                raise SurgeryError(
-                    f"tensor {name!r} of {what} has no data (meta device): give the model its weights first",
-                    code="values",
-                )
+                raise SurgeryError(f"tensor {name!r} of {what} is on the meta device: load it first", code="values")
     base = states.pop("the base", None)
     return [*states.values()], base
 
@@ -264,9 +248,7 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
 def needed(base: Base | None) -> Base:
     """Return the base; SurgeryError if there is none."""
     if base is None:
-        raise SurgeryError(
-            "task vectors are differences from a base: give the model that was fine-tuned as base=...", code="argument"
-        )
+        raise SurgeryError("task vectors need a base: give the model that was fine-tuned as base=...", code="argument")
     return base
 
 
@@ -330,9 +312,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
     names = list(names)
     for pattern in value if isinstance(value, Mapping) else ():
         if not isinstance(pattern, str):
-            raise SurgeryError(
-                f"{setting} has {pattern!r} as a pattern of tensor names: give a text such as 'layer4'", code="argument"
-            )
+            raise SurgeryError(f"{setting} has the pattern {pattern!r}: give a text such as 'layer4'", code="argument")
         if not any(matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"names are such as {names[0]!r}"
@@ -340,22 +320,15 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
-    """Return weights as lists of k floats, one for all tensors or by pattern.
-
-    SurgeryError if they are no k finite numbers.
-    """
+    """Return weights as k finite floats for all tensors or by pattern; SurgeryError if they are none."""
 
     def numbers(row: Any, where: str) -> list[float]:
         try:
             found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
-            raise SurgeryError(
-                f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}", code="argument"
-            ) from None
+            raise SurgeryError(f"weights{where} are {k} numbers, not {row!r:.60}", code="argument") from None
         if len(found) != k:
-            raise SurgeryError(
-                f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}", code="argument"
-            )
+            raise SurgeryError(f"weights{where} are {k} numbers, not {found}", code="argument")
         if not all(map(math.isfinite, found)):
             raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
         return found

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode
-from surgery.states import State, names_by_id, owners
+from surgery.states import State, names_by_id, tensors
 
 
 def fisher_information(
@@ -32,14 +32,11 @@ def fisher_information(
     """
     found = {
         name: p
-        for _, _, own in owners(model)
-        for name, p in own.items()
+        for name, p in tensors(model).items()
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
     if not found:
-        raise SurgeryError(
-            f"{type(model).__name__} has no parameters, so that there is no information about them", code="unsupported"
-        )
+        raise SurgeryError(f"{type(model).__name__} has no parameters to measure information about", code="unsupported")
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
     needs = {name: p.requires_grad for name, p in found.items()}
     with in_mode(model, training=False, own_draws=False):
@@ -57,9 +54,7 @@ def fisher_information(
             for name, p in found.items():
                 p.requires_grad_(needs[name])
     if not count:
-        raise SurgeryError(
-            "there are no samples to measure the Fisher information on: give at least one batch", code="argument"
-        )
+        raise SurgeryError("there are no samples to measure information on: give a batch", code="argument")
     return {name: (value / count).detach() for name, value in total.items()}
 
 
@@ -67,16 +62,10 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and targets of one sample after another, as batches of one."""
     for number, batch in enumerate(batches):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise SurgeryError(
-                f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets), where inputs are "
-                "a tensor, a tuple of arguments or a dict of keyword arguments",
-                code="argument",
-            )
+            raise SurgeryError(f"batch {number} is {type(batch).__name__}: give (inputs, targets)", code="argument")
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
             found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
-            raise SurgeryError(
-                f"batch {number} (from 0) has {found}: give inputs and targets [B, ...] of the same B", code="argument"
-            )
+            raise SurgeryError(f"batch {number} has {found}: give inputs and targets of one length", code="argument")
         for i in range(*sizes):
             yield _sample(batch[0], i), _sample(batch[1], i)
 
@@ -124,17 +113,10 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
 
     measured = [module for module in model.modules() if _is_linear(module)]
     if computed := [type(module).__name__ for module in measured if "weight" not in module._parameters]:
-        raise SurgeryError(
-            f"the weight of a {computed[0]} of this {type(model).__name__} is computed from others (weight norm, "
-            "pruning): make it plain first, by torch's remove functions",
-            code="unsupported",
-        )
+        raise SurgeryError(f"a {computed[0]}'s weight is computed (weight norm): remove that first", code="unsupported")
     hooks = [module.register_forward_pre_hook(seen, with_kwargs=True) for module in measured]
     if not hooks:
-        raise SurgeryError(
-            f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured",
-            code="unsupported",
-        )
+        raise SurgeryError(f"{type(model).__name__} has no linear layer or convolution to measure", code="unsupported")
     try:
         with in_mode(model, training=False, own_draws=False):
             for batch in batches:

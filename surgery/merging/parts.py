@@ -51,8 +51,7 @@ def gram(group: Group) -> Tensor:
     result = result.cpu()
     if bad := [whose for whose, finite in zip(group.whose, result.diagonal().isfinite().tolist()) if not finite]:
         raise SurgeryError(
-            f"{group.name!r} of {bad[0]} holds numbers too large for a direction: leave that model out, or merge by "
-            "`linear`",
+            f"{group.name!r} of {bad[0]} is too large for a direction: leave that model out, or use linear",
             code="values",
         )
     return result

@@ -67,9 +67,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     own = {one.name: one.default for one in keywords if one.name not in ("base", "weights")}
     if required := [setting for setting, default in own.items() if default is inspect.Parameter.empty]:
-        raise SurgeryError(
-            f"{name} has no default for {', '.join(required)}: give one, such as {required[0]}=1.0", code="argument"
-        )
+        raise SurgeryError(f"{name} has no default for {', '.join(required)}: give one each", code="argument")
     takes = {one.name for one in keywords}
     needs_base = any(one.name == "base" and one.default is inspect.Parameter.empty for one in keywords)
 
@@ -89,15 +87,10 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             is_tensor = isinstance(result, Tensor)
             if not is_tensor or tuple(result.shape) != tuple(shape) or result.is_complex():
                 got = f"a {result.dtype} tensor {tuple(result.shape)}" if is_tensor else type(result).__name__
-                raise SurgeryError(
-                    f"{name} gives {got} for {group.name!r}: a real tensor {tuple(shape)} is needed", code="argument"
-                )
+                raise SurgeryError(f"{name} gives {got} for {group.name!r}, no real tensor {shape}", code="argument")
             result = result.to(group.dtype)
             if not bool(result.isfinite().all()):
-                raise SurgeryError(
-                    f"{name} gives NaN or infinity for {group.name!r}, and the models hold none: mend the method",
-                    code="values",
-                )
+                raise SurgeryError(f"{name} gives NaN or infinity for {group.name!r}: mend it", code="values")
             return result
 
         return Pieces.computed(shape, group.dtype, make).read

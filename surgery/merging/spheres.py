@@ -53,11 +53,7 @@ def _slerp(straight: float, group: Group) -> Reader:
     if angle < max(straight, _SMALL):
         return combination(group, [1 - t, t])
     if math.pi - angle < _SMALL:
-        raise SurgeryError(
-            f"{group.name!r} points in opposite directions in the two models, so that there is no shortest arc: take "
-            "linear for it, or t = 0 or 1 by its name",
-            code="values",
-        )
+        raise SurgeryError(f"{group.name!r} has opposite directions: take linear for it, or t = 0 or 1", code="values")
     return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
 
 
@@ -105,10 +101,7 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
 
 
 def _spherical(direction, group: Group) -> Reader:
-    """Return the combination whose direction `direction(cosines, shares, name)` chooses.
-
-    Tensors that are zero have none.
-    """
+    """Return the combination whose direction `direction(cosines, shares, name)` chooses; zeros have none."""
     shares = group.shares()
     if len(shares) == 1:
         return combination(group, [1.0])
@@ -130,9 +123,7 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     """Return the weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
-        raise SurgeryError(
-            f"the directions of {name!r} cancel each other: take other weights for it, or linear", code="values"
-        )
+        raise SurgeryError(f"directions of {name!r} cancel each other: take other weights, or linear", code="values")
     return shares / length
 
 
@@ -154,9 +145,7 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     else:
         if length < math.sqrt(_CLOSE):  # rounding lets it turn around the mean
             return mean
-    raise SurgeryError(
-        f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear", code="values"
-    )
+    raise SurgeryError(f"the directions of {name!r} have no unique mean: take other weights, or linear", code="values")
 
 
 def model_stock(models: Models, *, base: Base) -> State | LazyState:

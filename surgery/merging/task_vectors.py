@@ -147,10 +147,7 @@ def ties(
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
-        raise SurgeryError(
-            f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number",
-            code="argument",
-        )
+        raise SurgeryError(f"{across=} with {density=}: give across='tensor', or 'model' and a number", code="argument")
     limits = _limits(models, base, weights, density)
     return _task_vectors(
         lambda group, i: _above(limits[group.places[i]], group, i), models, base, weights, scale, normalize, elect=True
@@ -327,8 +324,7 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
     lowest = 1 - density - epsilon / 2
     if lowest < 0 or density - epsilon / 2 < 0:
         raise SurgeryError(
-            f"density={density:g} and epsilon={epsilon:g} for {group.name!r} give probabilities outside of [0, 1]: "
-            f"give an epsilon of at most {2 * min(density, 1 - density):g}",
+            f"density={density:g} of {group.name!r} takes an epsilon up to {2 * min(density, 1 - density):g}",
             code="argument",
         )
 

@@ -27,9 +27,7 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
     except SurgeryError:
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise SurgeryError(
-            f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}", code="plan"
-        ) from error
+        raise SurgeryError(f"{dict(edit)} does not fit this {type(model).__name__}: {error!r}", code="plan") from error
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:

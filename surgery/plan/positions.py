@@ -82,8 +82,7 @@ def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]
         if runs is not None and (not runs or any(not 0 <= start < stop <= size for start, stop in runs)):
             shown = f"{list(runs)}" if len(runs) < 9 else f"{list(runs[:8])}..."
             raise SurgeryError(
-                f"{shown} are no ranges in an axis of {size} positions of {name!r}: give pairs (start, stop) "
-                f"with 0 <= start < stop <= {size}, at least one",
+                f"{shown}: give ranges (start, stop) with 0 <= start < stop <= {size} for {name!r}, at least one",
                 code="plan",
             )
     return tuple(size if runs is None else sum(b - a for a, b in runs) for runs, size in zip(index, shape))

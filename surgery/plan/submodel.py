@@ -38,7 +38,7 @@ from surgery.plan.positions import (
     selected,
     take,
 )
-from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
+from surgery.states import Stack, State, as_state, check_same_shapes, shapes_of, state, tensors
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
 _ROWS = 12  # at most, of a printed plan
@@ -100,9 +100,7 @@ class Plan:
             sizes = set()
             for source in sources:
                 if source.name not in self.shapes:
-                    raise SurgeryError(
-                        f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor", code="plan"
-                    )
+                    raise SurgeryError(f"{name!r} is read from {source.name!r}, which is not there", code="plan")
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}", code="plan")
@@ -110,14 +108,10 @@ class Plan:
         for target, parts in self.parts.items() if len(set(targets)) < len(targets) else ():
             for (a, first), (b, second) in combinations(parts, 2):
                 if overlapping(first, second, self.shapes[target]):
-                    raise SurgeryError(
-                        f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap", code="plan"
-                    )
+                    raise SurgeryError(f"{b!r} and {a!r} are written to one part of {target!r}", code="plan")
         for name, dtype in self.dtypes.items():
             if name not in self.shapes or not isinstance(dtype, torch.dtype):
-                raise SurgeryError(
-                    f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of the full model's tensors", code="plan"
-                )
+                raise SurgeryError(f"dtypes hold {dtype!r} for {name!r}: give torch's dtypes by full name", code="plan")
 
     def _normalise(self) -> None:
         """Convert the fields to the types that they have after reading a file."""
@@ -261,7 +255,7 @@ class Plan:
         for name, tensor in tensors.items() if into is not None else ():
             if not torch.can_cast(tensor.dtype, into[target].dtype):
                 raise SurgeryError(
-                    f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses",
+                    f"{name!r} is {tensor.dtype}, which {target!r} of `into` ({into[target].dtype}) loses",
                     code="mismatch",
                 )
         if len(parts) == 1 and is_whole(parts[0][1]):
@@ -341,7 +335,7 @@ class Plan:
 
     def built(self, full: nn.Module) -> nn.Module:
         """Do the same as `build`, without its checks: for the model that the plan was made from."""
-        held = {name: tensor for _, _, owned in owners(full) for name, tensor in owned.items()}
+        held = tensors(full)
         with torch.no_grad():
             values = {n: take(held[s.name], s.index) for n, (s, *_) in self.entries.items()}
         if held.keys() == values.keys() and all(edit.get("do") in KEEP_NAMES for edit in self.edits):
@@ -353,10 +347,10 @@ class Plan:
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
-        tensors = {name: tensor for _, _, owned in owners(small) for name, tensor in owned.items()}
-        expected = {name: self.small_shapes.get(name, ()) for name in tensors}
+        made = tensors(small)
+        expected = {name: self.small_shapes.get(name, ()) for name in made}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
-        replace_tensors(small, {id(tensor): values[name] for name, tensor in tensors.items()}, originals)
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in made.items()}, originals)
         renew_computed(small)
         return small
 
@@ -525,7 +519,5 @@ def _text(value: Any) -> str:
 def _dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, _text(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise SurgeryError(
-            f"the plan names the dtype {name!r}, which this version of torch does not have: update it", code="plan"
-        )
+        raise SurgeryError(f"the dtype {name!r} of the plan is unknown to this torch: update it", code="plan")
     return dtype

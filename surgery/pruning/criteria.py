@@ -78,16 +78,12 @@ def importance(
     {'0.weight:0': tensor([3., 7., 2.], dtype=torch.float64)}
     """
     if not callable(by) and by not in get_args(Name):
-        raise SurgeryError(
-            f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function", code="argument"
-        )
+        raise SurgeryError(f"unknown by={by!r}: choose {', '.join(get_args(Name))} or a function", code="argument")
     check_runs(model, example, "importance")
     if isinstance(by, type):
         raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()", code="argument")
     if any(tensor.is_meta for tensor in model.parameters()):
-        raise SurgeryError(
-            f"{type(model).__name__} has no weights to score (meta device): load some first", code="values"
-        )
+        raise SurgeryError(f"{type(model).__name__} has no weights (meta device): load some first", code="values")
     if by == "activation":
         solution, found = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
@@ -103,10 +99,7 @@ def importance(
     scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
         if not values.isfinite().all():
-            raise SurgeryError(
-                f"{called(by)} gives {name!r} scores that are not finite: are its weights, or is the loss?",
-                code="values",
-            )
+            raise SurgeryError(f"{called(by)} gives {name!r} scores that are not finite", code="values")
     return scores
 
 
@@ -195,10 +188,7 @@ def _criterion(
         norms = [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         scales = {joined(name, "weight") for name in norms}
         if not scales & shapes.keys():
-            raise SurgeryError(
-                f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}",
-                code="unsupported",
-            )
+            raise SurgeryError(f"{type(model).__name__} has no batch norm: take another criterion", code="unsupported")
         return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
     biases = {name for name in vectors if "bias" in name.rpartition(".")[2]}
     power = 1 if by == "l1" else 2
@@ -208,9 +198,7 @@ def _criterion(
 def as_batches(batches: Iterable[Any], by: str) -> list[Any]:
     """Return batches as a list; SurgeryError if there are none, or for one batch."""
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(
-            f"batches is a list (or another iterable) of batches, got {type(batches).__name__}", code="argument"
-        )
+        raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
     batches = list(batches)
     if not batches:
         raise SurgeryError(f"by={by!r} needs `batches`, at least one", code="argument")

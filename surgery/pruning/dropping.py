@@ -57,19 +57,14 @@ def drop(
     """
     check_runs(model, example, "drop")
     if not isinstance(positions, Mapping) or not positions:
-        raise SurgeryError(
-            f"drop takes lists of positions by layer or width, {{'conv1': [2, 6]}}, got {positions!r:.60}",
-            code="argument",
-        )
+        raise SurgeryError(f"drop takes positions by name, {{'conv1': [2, 6]}}, got {positions!r:.60}", code="argument")
     solution = solve(traced(model, example, output).found)
     widths = named_widths(solution)
     axes: dict[str, Axis] = dict(reversed(solution.made)) | widths  # of a layer with several the first
     kept: dict[Atom, set[int]] = {}
     for name, given in positions.items():
         if name not in axes:
-            raise SurgeryError(
-                f"{name!r} is no layer that makes a width, and no width: {hint(str(name), [*axes])}", code="name"
-            )
+            raise SurgeryError(f"{name!r} is no width, nor a layer with one: {hint(str(name), [*axes])}", code="name")
         axis = axes[name]
         where = as_positions(name, axis.size, given)
         stay = onto_atoms(axis, torch.ones(axis.size, dtype=torch.long).index_fill(0, torch.tensor(where), 0))
@@ -79,10 +74,7 @@ def drop(
         gone = as_runs(sorted({*range(axis.size)}.difference(where)))
         if runs_of(axis, {atom: one for atom, one in left.items() if len(one) < atom.size}) != gone:
             names = " and ".join(repr(width) for width, atom in widths.items() if atom in left)
-            raise SurgeryError(
-                f"what is to go of {name!r} are no whole positions of the widths that lie there, {names}: name these",
-                code="width",
-            )
+            raise SurgeryError(f"what is to go of {name!r} are no whole positions of {names}: name these", code="width")
         for atom, one in left.items():
             kept[atom] = kept.get(atom, {*range(atom.size)}).intersection(one)
     stays = {name: sorted(kept[atom]) for name, atom in widths.items() if atom in kept and len(kept[atom]) < atom.size}

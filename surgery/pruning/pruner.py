@@ -126,13 +126,9 @@ def prune(
     """
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
-        raise SurgeryError(
-            f"target is a surgery.pruning.Target of macs, parameters or positions, got {target!r}", code="argument"
-        )
+        raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
     if finetune is not None and not callable(finetune):
-        raise SurgeryError(
-            f"finetune is a function of a model and the number of a step, got {finetune!r}", code="argument"
-        )
+        raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
@@ -151,11 +147,7 @@ def prune(
         with explained(f"{called(importance)}(model) fails", hint):
             found = measure(net)
         if not isinstance(found, Mapping):
-            raise SurgeryError(
-                f"{called(importance)}(model) gives {type(found).__name__}: scores by width are needed, as "
-                "surgery.pruning.importance gives them",
-                code="argument",
-            )
+            raise SurgeryError(f"{called(importance)}(model) gives {type(found).__name__}, not scores", code="argument")
         return found
 
     who = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
@@ -213,8 +205,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     falls = all(isinstance(b, Real) and a > b for a, b in pairwise(shares))
     if len(shares) < 2 or not falls or shares[-1] != target.share:
         raise SurgeryError(
-            f"steps={steps!r}: give how many, at least 1, or the share that is left after each, falling from 1 to the "
-            f"target's {target.share}",
+            f"steps={steps!r}: give how many, or shares that fall from 1 to the target's {target.share}",
             code="argument",
         )
     return shares[1:]
@@ -228,9 +219,7 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     made = finetune(net, number)
     made = net if made is None else made
     if not isinstance(made, nn.Module):
-        raise SurgeryError(
-            f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None", code="argument"
-        )
+        raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}, no model or None", code="argument")
     check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made
 

@@ -133,9 +133,7 @@ class Target:
 
     def __post_init__(self):
         if not self.wanted:
-            raise SurgeryError(
-                f"a target limits at least one of {', '.join(get_args(What))}: Target(macs=0.5)", code="argument"
-            )
+            raise SurgeryError(f"limit {', '.join(get_args(What))} or several: Target(macs=0.5)", code="argument")
         for what, share in {**self.wanted, "floor": self.floor}.items():
             number = isinstance(share, Real) and not isinstance(share, bool) and math.isfinite(share)
             count = number and what != "floor" and share > 1 and float(share).is_integer()

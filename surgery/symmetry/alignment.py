@@ -199,9 +199,7 @@ class Aligner:
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
             if name in ordered and real and not tensor.isfinite().all():
-                raise SurgeryError(
-                    f"{name!r} of {what} is not finite: there is no order in which it matches", code="values"
-                )
+                raise SurgeryError(f"{name!r} of {what} is not finite, so that no order matches", code="values")
         return dict(values)
 
 

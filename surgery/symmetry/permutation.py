@@ -70,18 +70,15 @@ def permute(
     True
     """
     if (permutations is None) == (by is None):
-        raise SurgeryError(
-            "permute takes either permutations, {'fc1.weight:0': [2, 0, 1]}, or the scores to sort by, "
-            "by=surgery.pruning.importance(...)",
-            code="argument",
-        )
+        raise SurgeryError("permute takes either permutations or by, the scores to sort by: give one", code="argument")
     if by is None and not isinstance(permutations, Mapping):
-        raise SurgeryError(
-            f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}", code="argument"
-        )
+        raise SurgeryError(f"permute takes orders, {{'fc1.weight:0': [1, 0]}}, got {permutations!r}", code="argument")
     twin, solution = solved_for(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
-    return permuted(model, twin, solution, choice)
+    if unused := unused_tensors(solution, choice, model, does="are permuted"):
+        _log.warning(unused)
+    plan = plan_of(twin, state(model), solution, choice)
+    return plan.build(model), plan
 
 
 def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tensor]) -> Choice:
@@ -91,9 +88,7 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
-            raise SurgeryError(
-                f"{name!r} is a width that has a permutation under another name already", code="argument"
-            )
+            raise SurgeryError(f"{name!r} is a width with a permutation under another name", code="argument")
         choice[atom] = _order(name, atom, order)
     return choice
 
@@ -117,17 +112,6 @@ def solved_for(
     return seen.model, solve(seen.found)
 
 
-def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Plan]:
-    """Return the model with the positions of atoms in these orders, and its plan.
-
-    Where the example leaves tensors unused that are as long as these widths, that is logged as a warning.
-    """
-    if unused := unused_tensors(solution, choice, model, does="are permuted"):
-        _log.warning(unused)
-    plan = plan_of(twin, state(model), solution, choice)
-    return plan.build(model), plan
-
-
 def _places(solution: Solution) -> dict[str, Atom]:
     """Return the widths by every name that they could have: that of each axis where they lie."""
     found = {}
@@ -147,9 +131,7 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
         why = "several widths lie along it" if several else "the model has no such width"
         raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name", code="name")
     if why := places[name].order:
-        raise SurgeryError(
-            f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}", code="width"
-        )
+        raise SurgeryError(f"the {places[name].size} positions of {name!r} keep their order: {why}", code="width")
     return places[name]
 
 
@@ -159,13 +141,10 @@ def _order(name: str, atom: Atom, given: Any) -> list[int]:
         whole = not order.is_floating_point() and order.dtype != torch.bool
         found = order.tolist() if whole else None
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SurgeryError(
-            f"the permutation of {name!r} is no list of positions: {first_line(error)}", code="argument"
-        ) from error
+        raise SurgeryError(f"the permutation of {name!r}: {first_line(error)}", code="argument") from error
     if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
         raise SurgeryError(
-            f"the permutation of {name!r}, a width of {atom.size} positions, must hold each of 0 to {atom.size - 1} "
-            f"once, got {str(found if found is not None else given)[:60]}",
+            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(given)[:60]}",
             code="argument",
         )
     return found

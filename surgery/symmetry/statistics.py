@@ -57,9 +57,7 @@ def repair(
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"repair runs the model: give a module, not a {type(model).__name__}", code="argument")
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(
-            f"batches is a list (or another iterable) of inputs, got a {type(batches).__name__}", code="argument"
-        )
+        raise SurgeryError(f"batches is a list or another iterable, got a {type(batches).__name__}", code="argument")
     twin = clone(model)
     norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     if ends or weights is not None:
@@ -68,10 +66,7 @@ def repair(
             raise SurgeryError(f"{type(model).__name__} {what}", code="argument")
         return _rescaled(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
-        raise SurgeryError(
-            f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`",
-            code="unsupported",
-        )
+        raise SurgeryError(f"{type(model).__name__} has no norm with statistics: give its `ends`", code="unsupported")
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
 
@@ -166,20 +161,13 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
     order = list(seen[0])
     for name in names:
         if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
-            raise SurgeryError(
-                f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights",
-                code="unsupported",
-            )
+            raise SurgeryError(f"{name!r} does not run once in a pass: it cannot be set right", code="unsupported")
         weight = model.get_submodule(name)._parameters.get("weight")
         if name != order[-1] and (weight is None or shared[id(weight)] > 1):
             why = "is computed: remove its parametrization (weight norm, pruning)" if weight is None else "is shared"
-            raise SurgeryError(
-                f"the weight of {name!r} {why}, so that its statistics cannot be set right by it", code="unsupported"
-            )
+            raise SurgeryError(f"the weight of {name!r} {why}, so that it cannot be set right", code="unsupported")
         if name != order[-1] and model.get_submodule(name).bias is None:
-            raise SurgeryError(
-                f"{name!r} has no bias by which its mean could be set right: give it one of zeros", code="unsupported"
-            )
+            raise SurgeryError(f"{name!r} has no bias that could set its mean: give it zeros", code="unsupported")
     for name in order[:-1]:
         layer: Any = model.get_submodule(name)
         mean, deviation = _moments(model, batches, [name])[name].mean_and_deviation

@@ -51,9 +51,7 @@ def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors on the meta device as they are where initial weights are drawn: they have no values, and torch
-    takes milliseconds for each of them.
-    """
+    """Draws no initial weights into tensors on the meta device, for each of which torch takes milliseconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

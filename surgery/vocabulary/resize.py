@@ -111,8 +111,7 @@ def grow(
         size = max(tables.size, large.get_vocab_size() if hasattr(large, "get_vocab_size") else len(large))
     if not isinstance(size, int) or isinstance(size, bool) or size < tables.size:
         raise SurgeryError(
-            f"size is {size!r}: the model has {tables.size} tokens; give at least as many, or keep some of them with "
-            "surgery.vocabulary.keep",
+            f"size={size!r} of a model with {tables.size} tokens: give as many or more, or use vocabulary.keep",
             code="argument",
         )
     added = size - tables.size

@@ -49,8 +49,7 @@ def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
         sizes = {t.shape[0] for name in chosen for t in _own(named[name]) if t.ndim == 2}
         if len(sizes) != 1:
             raise SurgeryError(
-                f"the modules {chosen} have {sorted(sizes)} rows: name the embedding, and the head if there is one, "
-                "which have one row for each token",
+                f"{chosen} have {sorted(sizes)} rows: name the embedding and the head, with one row a token",
                 code="argument",
             )
         size = sizes.pop()
@@ -124,9 +123,7 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
     table = named[first].weight
     for name, module in named.items():
         if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
-            raise SurgeryError(
-                f"{name!r} divides the tokens by their frequency: that is not supported", code="unsupported"
-            )
+            raise SurgeryError(f"{name!r} divides tokens by their frequency: that is not supported", code="unsupported")
     found = [
         name
         for name, module in named.items()
@@ -141,11 +138,7 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
     called = [name for name in found if _HEADS.search(name.rpartition(".")[2])]
     heads = tied or [name for name in last if name in found] or called
     if len(heads) > 1 and not tied:
-        raise SurgeryError(
-            f"{heads} have {size} outputs, and which of them are one for each token is not known: give "
-            f"modules={[first, heads[-1]]}",
-            code="ambiguous",
-        )
+        raise SurgeryError(f"{heads} have {size} outputs: give one, modules={[first, heads[-1]]}", code="ambiguous")
     return heads
 
 
@@ -189,8 +182,7 @@ def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[
             elif _NUMBERS.search(key) and (after := moved(joined(module, where), value)) != _listed(value):
                 if isinstance(held, nn.Embedding) and (module, "weight") not in tables.axes:
                     raise SurgeryError(
-                        f"{joined(module, where)} is {value}, from which positions are counted: keep tokens 0 "
-                        f"to {value}, so that this one keeps its number",
+                        f"positions count from {joined(module, where)} = {value}: keep tokens 0 to {value}",
                         code="argument",
                     )
                 edits.append({"do": "set", "module": module, "attribute": where, "value": after})

@@ -117,8 +117,7 @@ def _read(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         raise SurgeryError(
-            f"{type(tokenizer).__name__} is not made of the library `tokenizers`: give a fast tokenizer, or none, and "
-            "map the numbers of tokens by hand",
+            f"{type(tokenizer).__name__} is not made of the library `tokenizers`: give a fast tokenizer",
             code="unsupported",
         )
     data = json.loads(backend.to_str())

@@ -119,20 +119,14 @@ def widen(
 def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
     number = isinstance(rate, Real) and not isinstance(rate, bool) and math.isfinite(rate)
     if not number or float(rate) <= 1:
-        raise SurgeryError(
-            f"rate says how many times as wide the model becomes, above 1, got {rate!r}", code="argument"
-        )
+        raise SurgeryError(f"rate says how many times as wide it becomes, above 1, got {rate!r}", code="argument")
     if mode not in get_args(Mode):
         raise SurgeryError(f"unknown mode={mode!r}: choose {' or '.join(get_args(Mode))}", code="argument")
     if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= float(noise) < math.inf:
-        raise SurgeryError(
-            f"noise is a share of the weights' standard deviation, 0 or more, got {noise!r}", code="argument"
-        )
+        raise SurgeryError(f"noise is a share of the weights' deviation, 0 or more, got {noise!r}", code="argument")
     check_runs(model, example, "widen")
     if any(tensor.is_meta for tensor in model.parameters()):
-        raise SurgeryError(
-            f"{type(model).__name__} has no weights to repeat (meta device): load some first", code="values"
-        )
+        raise SurgeryError(f"{type(model).__name__} has no weights (meta device): load some first", code="values")
 
 
 class Readers(NamedTuple):
@@ -168,9 +162,7 @@ def readers(solution: Solution) -> Readers:
 def _held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
-    """Return the tensor of the model, and its axis, that an axis of an input of a step is, in another layout
-    perhaps.
-    """
+    """Return the tensor of the model, and its axis, that an axis of an input of a step is in another layout."""
     while axis is not None:
         source: Any = step.sources[which]
         if source is None:
@@ -358,9 +350,7 @@ def _grown(
         try:
             trace = traced_in_place(twin, given, output)
         except SurgeryError as error:
-            raise SurgeryError(
-                f"{error} (in float32, and not in float64 either: widen compares in these)", code=error.code
-            ) from error
+            raise SurgeryError(f"{error} (in float32; float64 fails, too)", code=error.code) from error
     example, whole = given, {}
 
     def attempt() -> _Growth:
@@ -368,9 +358,7 @@ def _grown(
         chosen = choose(solution, demand)
         sizes = {atom: math.floor(round(atom.size * rate, 9)) for atom in chosen.sliced if not atom.order}
         if (most := max(sizes.values(), default=0)) > _MOST_WIDE:
-            raise SurgeryError(
-                f"rate={rate!r} would give a width of {type(model).__name__} {most:,} positions", code="argument"
-            )
+            raise SurgeryError(f"rate={rate!r} would give a width {most:,} positions", code="argument")
         choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 
@@ -400,11 +388,7 @@ def _grown(
             or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], here.choice.keys())
         )
         if not found:
-            raise SurgeryError(
-                f"{type(model).__name__} cannot grow: {why.text}, and of which width is not known: leave the modules "
-                "in front of it as they are with keep=[...]",
-                code="run",
-            )
+            raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}: give keep=[...]", code="run")
         whole.update(dict.fromkeys(found, why))
         here = attempt()
     raise SurgeryError(

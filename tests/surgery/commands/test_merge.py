@@ -105,13 +105,6 @@ def test_help_of_what_is_no_method_is_refused(capsys):
     assert "'linear'" in refused(capsys, "merge", "lineer", "--help")
 
 
-def test_a_dry_run_writes_nothing(files, capsys, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    assert main(["merge", "linear", "a.safetensors", "b.safetensors", "--out", "c.safetensors", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "would write c.safetensors: 3 tensors, 140 B\n"
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_an_average_of_files_of_two_kinds(files):
     torch.save(files["b"], "b.pt")
     assert main(["average", "a.safetensors", "b.pt", "--weights", "3,1", "--out", "c.pt"]) == 0
