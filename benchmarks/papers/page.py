@@ -22,8 +22,8 @@ _COLUMNS = (
 )  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
-Of the claims in the three papers' abstracts, each with its verdict. Below them are a picture and a table for each paper:
-its numbers, and ours. Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
+The claims in the three papers' abstracts come first, each with its verdict. Below them are a picture and a table for
+each paper: its numbers, and ours. Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
 """
 _RULES = """## How to read the tables
 

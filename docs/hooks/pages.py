@@ -4,9 +4,9 @@ As a hook of mkdocs it hands the pages over. `python docs/hooks/pages.py FOLDER`
 and a mkdocs.yml beside them, for any builder that reads Markdown: then `zensical build -f FOLDER/mkdocs.yml`.
 
 Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
-links are written anew, and the files that pages link to (measurements, sources) are copied into it; folders, of which it
-has the gallery alone, are named only. A picture links to itself, as on GitHub, so that a phone shows it large. The list of
-models gets the script that filters it.
+links are written anew, and the files that pages link to (measurements, sources) are copied into it. Folders are named
+only, as it has none but the gallery. A picture links to itself, as on GitHub, so that a phone shows it large. The list
+of models gets the script that filters it.
 """
 
 import os
