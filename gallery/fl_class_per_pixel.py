@@ -23,8 +23,8 @@ data = fl.Dataset.from_arrays(x[:300], y[:300], x[300:], y[300:], task="segmenta
 deep = Skip(nn.MaxPool2d(2), nn.Conv2d(12, 24, 5, padding=2), nn.ReLU(), nn.Upsample(scale_factor=2))
 net = nn.Sequential(nn.Conv2d(1, 12, 5, padding=2), nn.ReLU(), deep, nn.Conv2d(36, 3, 5, padding=2))
 config = fl.Config.of(algorithm="fedavg", partition="iid", clients=6, rounds=12, loss="dice_cross_entropy", flip=True)
-summary = fl.simulate(config, "runs/pixels", dataset=data, model=net)
-print(f"mean IoU {summary['final']['mean_iou']:.1%}, mean Dice {summary['final']['dice']:.1%}")
+final = fl.simulate(config, "runs/pixels", dataset=data, model=net)["final"]
+print(f"mean IoU {final['mean_iou']:.1%}, mean Dice {final['dice']:.1%}")
 found = fl.load_model("runs/pixels", model=net)(data.test_x[:6]).argmax(1)
-plt.imshow(stack([data.test_x[:6, 0], data.test_y[:6], found]).transpose(1, 2).reshape(48, 96)).axes.set_axis_off()
-plt.show()
+plt.imshow(stack([data.test_x[:6, 0], data.test_y[:6], found]).transpose(1, 2).reshape(48, 96))
+plt.yticks([8, 24, 40], ["image", "mask", "found"]), plt.xticks([]), plt.title("Six test images"), plt.show()

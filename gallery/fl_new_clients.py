@@ -25,5 +25,5 @@ for when in ("before", "after"):
     axis.plot(sizes, [sum(row) / len(row) for row in rows], "o-", label=f"{when} fine-tuning")
     axis.fill_between(sizes, [min(row) for row in rows], [max(row) for row in rows], alpha=0.2)
 axis.set(title="Six new clients with three unknown classes", xlabel="own samples", ylabel="accuracy, %", xscale="log")
-axis.legend()
+axis.set_xticks(sizes, sizes), axis.minorticks_off(), axis.legend()
 plt.show()

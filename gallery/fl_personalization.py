@@ -17,5 +17,5 @@ for name, label in {"fedavg": "one model for all", "local": "each alone", "ditto
     print(f"{label}: {accuracy[-1]:.1f} %")
     axis.plot([row["round"] for row in rows], accuracy, "o-", label=label)
 axis.set(title="Clients of four kinds", xlabel="round", ylabel="mean accuracy on own test data, %")
-axis.legend()
+axis.set_xticks(range(1, 6)), axis.legend()
 plt.show()

@@ -22,9 +22,9 @@ for macs in (0.75, 0.5, 0.25):
     parameters = sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in net.parameters())
     print(f"{macs:.0%} of the operations, {parameters:.0%} of the parameters")
     kept = [100 * left.get(name, 1) / size for name, size in shares.items()]
-    axis.plot(range(1, len(kept) + 1), kept, "o-", label=f"{macs:.0%} of the operations")
+    axis.bar(range(1, len(kept) + 1), kept, label=f"{macs:.0%}")
 axis.set(
     title="What each width of a ResNet-20 keeps", xlabel="width, from input to output", ylabel="kept, %", ylim=(0, 105)
 )
-axis.legend()
+figure.legend(title="operations left", loc="outside lower center", ncols=3)
 plt.show()

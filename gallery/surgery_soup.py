@@ -26,5 +26,5 @@ soup = surgery.merging.greedy_soup(nets, score=lambda s: (surgery.load(net, s)(h
 print(f"models {soup.taken} are taken: {soup.score} of 400 are right, {max(soup.scores)} of the best alone")
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 axis.bar(range(7), soup.scores, color=["C0" if k in soup.taken else "0.7" for k in range(7)])
-axis.axhline(soup.score, color="C1", label="soup of the blue ones"), axis.legend(loc="lower left")
+axis.axhline(soup.score, color="C1", label="soup of the blue ones"), figure.legend(loc="outside lower center")
 axis.set(title="A soup of seven models", xlabel="model", ylabel="right, of 400", ylim=(0, 400)), plt.show()

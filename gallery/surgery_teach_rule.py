@@ -25,6 +25,6 @@ try:
 except surgery.SurgeryError as error:
     print(error)
 surgery.register_rule("gallery::centred", "x: n c -> n c")  # the axes stay
-left = {rate: surgery.narrow(net, rate, example)[0][0].out_features for rate in (0.25, 0.5, 0.75, 1.0)}
-plt.axhline(64, color="0.6", ls="--", label="without a rule"), plt.plot(*zip(*left.items()), "o-", label="with a rule")
-plt.title("An operation of your own"), plt.xlabel("asked for"), plt.ylabel("positions left"), plt.legend(), plt.show()
+left = {f"{rate:.0%}": surgery.narrow(net, rate, example)[0][0].out_features for rate in (0.25, 0.5, 0.75, 1.0)}
+plt.bar([*left], 64, color="0.8", label="without a rule"), plt.bar([*left], [*left.values()], label="with a rule")
+plt.xlabel("width asked for"), plt.ylabel("features left"), plt.ylim(0, 80), plt.legend(ncols=2), plt.show()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +22,26 @@ _COLUMNS = (
 )  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
+The claims in the three papers' abstracts come first, each with its verdict. Below them are a picture and a table for
+each paper: its numbers, and ours. Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
+"""
+_RULES = """## How to read the tables
+
+| verdict | rule |
+|---|---|
+| 🟢 reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
+| 🟡 ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
+| 🔴 not reproduced | neither |
+| not run | not yet, or with fewer rounds than the paper's |
+| cannot be known | the paper has an image and no number |
+
+A row is a cell, or the cells of several data sets (`...`). Numbers in brackets count seeds. Rivals that diverged are
+left out of a verdict: no method beats them. A claim has the worst verdict of its cells. `other settings` are smaller
+data, models or rounds than the paper's. They count for a claim only while none of the paper's own cells was run.
+
+Stored runs alone make this page. [papers.csv](papers.csv) has every method of every cell, with settings, deviations,
+dates and machines.
+
 ```sh
 # all cells, and what is stored of each
 python -m benchmarks.papers
@@ -29,25 +50,8 @@ python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
 # only make this page and its table again
 python -m benchmarks.papers --page
 ```
-
-Stored runs alone make this page. A row is a cell, which `python -m benchmarks.papers ID` runs, or the cells of several
-data sets (`...`). Numbers in brackets count seeds.
-[papers.csv](papers.csv) has every method of every cell, with settings, deviations, dates and machines.
-
-| verdict | rule |
-|---|---|
-| reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
-| ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
-| not reproduced | neither |
-| not run | not yet, or with fewer rounds than the paper's |
-| cannot be known | the paper has an image and no number |
-
-Rivals that diverged are left out of a verdict: no method beats them. A claim has the worst verdict of its cells.
-`other settings` are smaller data, models or rounds than the paper's. They count for a claim only while none of the
-paper's own cells was run.
-
-Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
 """
+_COLOURS = {"reproduced": "🟢", "ordering reproduced": "🟡", "not reproduced": "🔴"}
 _LEGEND = {
     "fedmr": "Rows without settings follow the paper's text: momentum 0.9, McMahan's CNN, layers as units, and 500 "
     "rounds, which the text does not state.",
@@ -77,7 +81,7 @@ def page(store: Path = STORE) -> str:
     parts = [_INTRO, _claims(results)]
     for paper, title in PAPERS.items():
         parts.append(_paper(title, paper, [one for one in results.values() if one.cell.paper == paper]))
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join([*parts, _RULES]).rstrip() + "\n"
 
 
 def table(store: Path = STORE) -> str:
@@ -123,7 +127,10 @@ def said(one: Result) -> str:
 
 
 def _claims(results: dict[str, Result]) -> str:
-    rows = [(PAPERS[claim.paper], claim.text, *_judged(claim, results)) for claim in CLAIMS]
+    rows = []
+    for claim in CLAIMS:
+        word, reason = _judged(claim, results)
+        rows.append((PAPERS[claim.paper], claim.text, _coloured(word), reason))
     return "## The abstracts' claims\n\n" + _table(("paper", "claim", "verdict", "measured"), rows)
 
 
@@ -159,7 +166,8 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         heads = ("cell", "compared", "paper", "ours", "rounds", "verdict")
         lone = [one for one in shown if one.short or {c.kind for c in one.cell.comparisons} - {"ratio", "drop"}]
         rows = [row for one in lone for row in _rows(one)]
-        parts.append(_table(heads, rows + _ratios([one for one in shown if one not in lone])))
+        rows += _ratios([one for one in shown if one not in lone])
+        parts.append(_table(heads, [(*row[:-1], _coloured(row[-1])) for row in rows]))
     own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
@@ -287,6 +295,15 @@ def _own(results: Sequence[Result]) -> str:
     return (
         f"Our own question: {first.claim.partition(':')[0]}. {comparison.what.capitalize()}:\n\n{_table(heads, rows)}"
     )
+
+
+def _coloured(text: str) -> str:
+    """Put its colour before each verdict that has one.
+
+    >>> _coloured("9 reproduced, 3 not reproduced")
+    '9 🟢 reproduced, 3 🔴 not reproduced'
+    """
+    return re.sub("(?:ordering |not )?reproduced", lambda found: f"{_COLOURS[found[0]]} {found[0]}", text)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -24,14 +24,26 @@ SECTION = "Gallery"  # the part of the navigation that these pages are put into
 GROUPS = {"surgery": "Surgery", "zoo": "Models", "fl": "Federated"}
 """From a package, with which a script's name begins, to its heading."""
 _RUN = """\
-import runpy, sys, matplotlib.pyplot as plt
+import runpy, sys, matplotlib, matplotlib.pyplot as plt
 script, folder = sys.argv[1:]
 sys.argv[1:] = []
 runpy.run_path(script, run_name="__main__")
 if not plt.get_fignums():
     raise SystemExit("it leaves no figure")
 plt.savefig(f"{folder}/picture.png", dpi=150)
-plt.savefig(f"{folder}/picture-small.png", dpi=60)
+figure = plt.gcf()
+width, height = figure.get_size_inches()
+figure.set_size_inches(2.6, 2.6 * height / width)  # lines and digits stay as thick and large as they are
+figure.suptitle("")
+for legend in figure.findobj(matplotlib.legend.Legend):
+    legend.remove()
+for axes in figure.axes:
+    axes.set(title=axes.get_title() * (len(figure.axes) > 1), xlabel="", ylabel="")
+    axes.title.set_fontsize(7)
+    axes.tick_params(labelsize=7)
+    if len(figure.axes) > 2:
+        axes.tick_params(labelbottom=False, labelleft=False, labelright=False)
+plt.savefig(f"{folder}/picture-small.png", dpi=150)
 """
 
 

@@ -4,9 +4,9 @@ As a hook of mkdocs it hands the pages over. `python docs/hooks/pages.py FOLDER`
 and a mkdocs.yml beside them, for any builder that reads Markdown: then `zensical build -f FOLDER/mkdocs.yml`.
 
 Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
-links are written anew, and the files that pages link to (measurements, sources) are copied into it; folders, which it
-does not have, are named only. A picture links to itself, as on GitHub, so that a phone shows it large. The list of
-models gets the script that filters it.
+links are written anew, and the files that pages link to (measurements, sources) are copied into it. Folders are named
+only, as it has none but the gallery. A picture links to itself, as on GitHub, so that a phone shows it large. The list
+of models gets the script that filters it.
 """
 
 import os
@@ -121,7 +121,8 @@ def _for_the_site(text: str, source: str) -> str:
         return found[1] + os.path.relpath(_name(_target(source, found[2])), here)
 
     def unlinked(found: re.Match) -> str:
-        return found[1] if (ROOT / _target(source, found[3])).is_dir() else found[0]
+        target = _target(source, found[3])
+        return found[1] if (ROOT / target).is_dir() and target != "gallery" else found[0]
 
     text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
     return text.replace(_FILTER, f"{_FILTER}\n<script>\n{(ROOT / 'docs/hooks/models.js').read_text()}</script>")
@@ -131,6 +132,8 @@ def _name(path: str) -> str:
     """Of a file of the repository, in the site."""
     if re.fullmatch(r"gallery/\w+\.py", path):
         return path.replace(".py", ".md")
+    if path == "gallery":
+        return "gallery/index.md"
     return FROM_ROOT.get(path, path.removeprefix("docs/"))
 
 

@@ -1,6 +1,8 @@
 """Tables: as aligned text, and as CSV files."""
 
 import csv
+import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -53,8 +55,11 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one."""
-    return wrapped(lines, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
+    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one, with bold headings."""
+    if not sys.stdout.isatty():
+        return wrapped(lines)
+    text = wrapped(lines, shutil.get_terminal_size().columns)
+    return text if "NO_COLOR" in os.environ else re.sub(r"(?:^|(?<=\n\n)).+", "\033[1m\\g<0>\033[0m", text)
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

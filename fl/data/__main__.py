@@ -45,6 +45,8 @@ _LEFT_OUT = ("local_valid", "local_test")
 def look(argv: Sequence[str] | None) -> int:
     """Carry out the command."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):
+        raise FLError(f"data are named by a flag: `python -m fl.data --dataset {argv[0]}`")
     partition_named(named(argv, "partition"))
     every = {name: one for inside in entries(()).values() for name, one in inside.items()}
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]

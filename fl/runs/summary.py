@@ -87,9 +87,9 @@ class Summary(dict):
 
 
 def describe(summary: dict) -> str:
-    """Describe the results of a run in two lines.
+    """Describe the results of a run in three lines.
 
-    There is a third one if clients have test data of their own, and one if it failed.
+    There is a fourth one if clients have test data of their own, and one if it failed.
     """
     known = columns({**summary["final"], **summary["best"], **summary["selected"]})
     final, best, chosen = (
@@ -125,7 +125,7 @@ def describe(summary: dict) -> str:
         better = "no number to judge by" if stopped["best"] is None else f"nothing better than round {stopped['best']}"
         more += f"\nstopped early: the last {times} brought {better}"
     return (
-        f"{head} test {what} {final[score]} in round {final['round']}, {top}; "
+        f"{head} test {what} {final[score]} in round {final['round']}, {top}\n"
         f"loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
     )
 

@@ -1,6 +1,8 @@
-"""A report as text of at most 100 columns."""
+"""A report as text of at most 100 columns, fewer where a terminal has fewer."""
 
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -176,4 +178,5 @@ def _table(before: Size, after: Size) -> Iterator[str]:
 
 
 def _cut(lines: Iterable[str]) -> Iterator[str]:
-    yield from (line if len(line) <= _COLUMNS else line[: _COLUMNS - 3] + "..." for line in map(str.rstrip, lines))
+    most = min(_COLUMNS, max(40, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else _COLUMNS
+    yield from (line if len(line) <= most else line[: most - 3] + "..." for line in map(str.rstrip, lines))

@@ -51,6 +51,7 @@ REFUSED = [
     ("run --participants 2 --participation 0.5", "--participants is for --participation 0, not for 0.5"),
     ("run --chunk 2", "--chunk is now --max-parallel-clients"),
     ("run --models_every=1", "--models-every is now --eval-client-models-every"),
+    ("data digits", "--dataset digits"),
     ("data --pool", "--pool is now --pool-test-set"),
     ("run --fedmr.fraction 1", "--fedmr.fraction is now --fedmr.segment-fraction"),
     ("run --clients 50 --min-samples 11", "500 samples cannot give 50 clients 11 each"),

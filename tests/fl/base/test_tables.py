@@ -13,6 +13,7 @@ CELLS = [["method", *(f"column {n}" for n in range(12))], *([name, *["1.0"] * 12
 def width(request, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(request.param))
+    monkeypatch.setenv("NO_COLOR", "1")
     return request.param
 
 
@@ -25,6 +26,16 @@ def test_a_table_fits_the_terminal_and_keeps_every_column(width):
     text = fitted(CELLS)
     assert widest(text) <= width
     assert text.split().count("column") == 12
+
+
+def test_headings_are_bold_on_a_terminal(width, monkeypatch):
+    plain = fitted(CELLS)
+    monkeypatch.delenv("NO_COLOR")
+    bold = fitted(CELLS)
+    assert bold.replace("\033[1m", "").replace("\033[0m", "") == plain
+    assert [line.startswith("\033[1mmethod") and line.endswith("\033[0m") for line in bold.splitlines()] == [
+        line.startswith("method") for line in plain.splitlines()
+    ]
 
 
 def test_a_file_or_a_pipe_gets_all_of_it(capsys):
