@@ -112,14 +112,14 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
     if [shape[free:] for shape in after.shapes] != [shape[free:] for shape in before.shapes]:
-        raise SurgeryError(f"the output would be {after.shapes}, not {before.shapes}: leave the sections", code="depth")
+        raise SurgeryError(f"the output would be {after.shapes}, not {before.shapes}: keep the depths", code="depth")
 
 
 def check_skips(before: Pass, after: Pass) -> None:
     """Raise SurgeryError if skip connections lead to other blocks, as those of outputs kept on a list may."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
-        raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: leave the sections", code="depth")
+        raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: keep the depths", code="depth")
 
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05

@@ -49,7 +49,8 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
             raise SurgeryError(
-                f"section {section.name!r} has {block!r} again as {place!r}: give depths by name and leave it out",
+                f"section {section.name!r} has the block {block!r} twice, also as {place!r}: give depths by name, "
+                "without this section",
                 code="depth",
             )
     return wanted
@@ -67,7 +68,9 @@ def check_order(
         if known[section] or (not isinstance(model, nn.Module) and isinstance(depths, Mapping) and name in depths):
             continue
         if example is not None:
-            raise SurgeryError(f"the example does not run {name!r}: give one that does, or leave it", code="ambiguous")
+            raise SurgeryError(
+                f"the example does not run {name!r}: give one that does, or keep its depth", code="ambiguous"
+            )
         reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
             f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
@@ -113,7 +116,9 @@ def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
             )
         depth = [min(position, have - 1) for position in range(depth)]
     if sorted(depth) != [*depth] or {*depth} != {*range(have)}:
-        raise SurgeryError(f"section {section.name!r}: {tuple(depth)} is not 0 to {have - 1} in order", code="argument")
+        raise SurgeryError(
+            f"section {section.name!r}: give each of 0 to {have - 1}, in order, not {tuple(depth)}", code="argument"
+        )
     for place, name in enumerate(section.blocks):
         if list(depth).count(place) > 1 and not repeatable(root, section, place):
             shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(name)).values() if tensor.ndim > 1]
@@ -190,7 +195,7 @@ def first_that_runs(
                 after = watched(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
-                raise SurgeryError(f"another depth of {changed}: {error}; leave it", code="depth") from error
+                raise SurgeryError(f"another depth of {changed}: {error}; keep the depth", code="depth") from error
             check_depth(before, after, {section: kept[section] for section in ways})
             check_skips(before, after)
             check_cached(root, made[0], example)

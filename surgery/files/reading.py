@@ -200,7 +200,7 @@ def _read(
         file.seek(offset + start * dtype.itemsize)
         while view:
             if not (count := file.readinto(view)):
-                raise SurgeryError(f"{path} is shorter than when it was opened: leave it as it is", code="file")
+                raise SurgeryError(f"{path} was cut while it was read: fetch or save it again", code="file")
             view = view[count:]
     return data.view(dtype)
 
