@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from PIL import Image
 from report import write
-from rounds import rate_of
 
 import fl
 import zoo
+from benchmarks.rounds import rate_of
 from fl.engine.work import flops
 
 ROOT = Path(__file__).resolve().parent.parent

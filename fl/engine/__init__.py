@@ -64,8 +64,8 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
     Args:
         partial: whether the last batch of an epoch may be smaller than the others.
     """
-    if backend not in BACKEND_NAMES:
-        raise FLError(f"unknown backend {backend!r}: there are {', '.join(BACKEND_NAMES)}")
+    if backend not in ("auto", *BACKENDS):
+        raise FLError(f"unknown backend {backend!r}: there are auto, {', '.join(BACKENDS)}")
     if backend == "workers" and device.type != "cpu":
         raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
     if backend == "graphs" and device.type != "cuda":

@@ -43,7 +43,7 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
         asked = [section for section in found if section.name in depths]
     else:
         if len(depths) != len(found):
-            raise SurgeryError(f"{len(depths)} depths: give one each; the model {have}", code="argument")
+            raise SurgeryError(f"{len(depths)} depths: give one for each section; the model {have}", code="argument")
         wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):

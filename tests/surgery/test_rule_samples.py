@@ -11,7 +11,7 @@ from torch import nn
 
 import surgery
 from surgery.forward import tensors_in
-from surgery.symmetry.permutation import permuted, solved_for
+from surgery.symmetry.permutation import solved_for
 from surgery.width import trace
 from surgery.width.rules.registry import RULES, canonical
 from surgery.width.solve import named_widths
@@ -86,11 +86,11 @@ def test_a_rule(name, monkeypatch):
 @torch.no_grad()
 def test_a_rule_keeps_what_is_computed_in_any_order(name):
     net, draw = network(name), torch.Generator().manual_seed(1)
-    twin, solution = solved_for(net, EXAMPLE, None, "permute")
-    free = [width for width in named_widths(solution).values() if not width.order]
+    _, solution = solved_for(net, EXAMPLE, None, "permute")
+    free = {name: width.size for name, width in named_widths(solution).items() if not width.order}
     assert free
-    orders = {width: torch.randperm(width.size, generator=draw).tolist() for width in free}
-    torch.testing.assert_close(permuted(net, twin, solution, orders)[0](EXAMPLE), net(EXAMPLE))
+    orders = {name: torch.randperm(size, generator=draw) for name, size in free.items()}
+    torch.testing.assert_close(surgery.symmetry.permute(net, orders, example=EXAMPLE)[0](EXAMPLE), net(EXAMPLE))
 
 
 GROWING = [name for name in SAMPLES if "empty" not in name]  # whether what lies there is equal is left to chance

@@ -47,8 +47,8 @@ TEXTS = {
     ),
     "a size": (
         lambda: prune(NET, example=X, target=Target(macs=0.01, floor=0.5)),
-        "Target(macs=0.01, floor=0.5) cannot be reached: 50.0% of the macs are left where every width that can shrink "
-        "is at its floor: take a lower floor, another rounding or a larger share",
+        "Target(macs=0.01, floor=0.5) cannot be reached: 18 macs (50.0%) are left where every width that can shrink is "
+        "at its floor: take a lower floor, another rounding or a larger target",
     ),
     "a depth": (
         lambda: surgery.graft(RESNET, depths=[2, 2, 2, 1]),

@@ -63,12 +63,12 @@ def test_models_that_do_not_take_a_flag_are_left_out(capsys):
         (["--norm", "foo"], "unknown norm 'foo'"),
         (["--num-classes", "0"], "1 or more, got 0"),
         (["vgg11", "--image-size", "8"], "32x32 or larger, got 8x8"),
-        (["timm:resnet18"], "unknown model 'timm:resnet18': the zoo has its own only, and surgery.libraries.named"),
+        (["timm:resnet18"], "the zoo has no 'timm:resnet18': surgery.libraries.named makes"),
         (["resnet20", "--width", "1e9"], "width is a rate above 0"),
         (["resnet20", "--json", "--yaml"], "give one"),
-        (["--width", "1,,1"], "--width '1,,1' is not a list of numbers with one comma between two"),
-        (["--depth", "2,"], "--depth '2,' is not a list of whole numbers"),
-        (["--depth", "1.5"], "--depth '1.5' is not a list of whole numbers"),
+        (["--width", "1,,1"], "--width '1,,1' is no list of numbers"),
+        (["--depth", "2,"], "--depth '2,' is no list of whole numbers"),
+        (["--depth", "1.5"], "--depth '1.5' is no list of whole numbers"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(capsys, flags, message):

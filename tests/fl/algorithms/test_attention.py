@@ -73,7 +73,10 @@ def test_every_method_trains_it(tmp_path, method):
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--norm", "batch"], "vit_tiny takes no norm"), (["--stem", "imagenet"], "side must be a multiple of 16, got 8")],
+    [
+        (["--norm", "batch"], "vit_tiny takes no norm"),
+        (["--stem", "imagenet"], "patches of 16 pixels do not fill a side of 8"),
+    ],
 )
 def test_what_the_command_line_refuses(tmp_path, capsys, flags, message):
     assert cli.main([*TINY, "--model", "vit_tiny", *flags, "--out", str(tmp_path)]) == 2

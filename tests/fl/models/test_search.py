@@ -216,7 +216,7 @@ def test_candidates_that_a_model_cannot_have_are_refused():
         (RESNET, {"widths": ()}, "no width of resnet20"),
         (RESNET, {"widths": (0.5, -1)}, "width is a rate above 0"),
         (RESNET, {"widths": ((0.5, 0.5, 1),)}, "--architectures.mixed"),
-        (RESNET, {"depths": ((1, 2),)}, "one for each of its 3 sections"),
+        (RESNET, {"depths": ((1, 2),)}, "one for each of 3 sections"),
         (RESNET, {"depths": ((1, 2, 3),), "mixed": True}, "each section chooses one"),
         (LibrarySpec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
     ):
