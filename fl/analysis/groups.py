@@ -138,7 +138,7 @@ def target_table(
         lines.append([label, seeds[label], *cells])
     what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
-        f"up to the first evaluated round with a global test {what}, mean over the seeds that had one;\n"
+        f"up to the first evaluated round with a global test {what}, mean over the seeds that reached it;\n"
         "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)\n"
         f"{lay_out(lines)}"
     )
