@@ -26,6 +26,7 @@ PANELS = {
 }
 """From a panel's title to the arms that it shows, and their methods."""
 LOOKS = {"fedfa": COLORS[0], "nefl": COLORS[1], "heterofl": COLORS[2], "flexifed": COLORS[4], "fedavg": "0.45"}
+MARKS = dict(zip(LOOKS, "os^Dv"))  # for readers who cannot tell the colours
 _HIGH = 3.2  # inches
 
 
@@ -48,7 +49,7 @@ def panel(
         mean, wide = zip(*points.values())
         axis.errorbar([*points], mean, wide, fmt="none", capsize=3, elinewidth=1, ecolor=LOOKS[name])
         dash = "--" if name == "fedavg" else "-"
-        axis.plot([*points], mean, f"o{dash}", ms=4, color=LOOKS[name], label=name)
+        axis.plot([*points], mean, MARKS[name] + dash, ms=5, color=LOOKS[name], label=name)
     dress(axis, "test accuracy" if axis.get_subplotspec().is_first_col() else "", percent=True)
     axis.set_ylim(0, 1)
     axis.set_xlim(-0.2, len(values) - 0.8)
