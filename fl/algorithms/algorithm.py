@@ -19,11 +19,11 @@ from surgery import Plan, Stack, State, broadcast, state
 
 Server: TypeAlias = dict[str, State | Stack]
 """What the server stores from round to round, by name. Checkpoints save and restore it unchanged. It always has a part
-"global". Its part "clients", if there is one, holds what clients keep for themselves, see
+"global". The part "clients" is optional: it holds the states that clients keep for themselves, see
 `fl.federation.Federation.client_states`."""
 
 Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
-"""A change of the clients' update on its way to the server: (update, message, clients, rng) -> update."""
+"""A function (update, message, clients, rng) -> update: it changes the clients' update before the server gets it."""
 
 
 class Levels(NamedTuple):
@@ -32,7 +32,7 @@ class Levels(NamedTuple):
     Attributes:
         names: the kind of each level: "global" (one model), a number (of cluster models) or "personal" (a model
             for each client).
-        models: the number of each client's model on each level, -1 for none: [levels, clients].
+        models: [levels, clients], the number of the model that each client has on each level; -1 for no model.
         trained: how many levels have been trained so far, counted from the first.
     """
 
@@ -42,45 +42,47 @@ class Levels(NamedTuple):
 
 
 def check_server(server: Server) -> Server:
-    """Return what a server stores; FLError if it has no "global" model, or holds anything but dicts of tensors."""
+    """Return the server; FLError if it has no part "global", or if a part is not a dict of tensors."""
     for name, part in {"global": None, **server}.items():
         if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
             raise FLError(
-                f"the server's part {name!r} is a {type(part).__name__}: a server stores dicts of tensors, a "
-                'counter as {"step": {"n": torch.tensor(0)}}, and has a part "global"'
+                f"the server's part {name!r} is a {type(part).__name__}: give each part as a dict of tensors, also "
+                'a counter: {"step": {"n": torch.tensor(0)}}; the part "global" must exist'
             )
     return server
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method. Its functions do not know where clients are: in this process, on ranks, on other machines.
+    """A federated method. Its functions do not depend on where clients are: in this process, on ranks, elsewhere.
 
     Attributes:
         fed: the federation that the method was made for.
         init: () -> server, before the first round.
-        client: (message, client_states, clients, rng) -> update: the work of all clients of a round at once, from the
-            message that they receive and their states [K, ...]. It must treat each client as if it were alone. What
-            they send, `update.received`, has the names of the message's "model", or is empty.
-        aggregate: (server, clients, update, rng) -> server: the server's rule. A method with columns of its own
-            returns (server, metrics). It uses its arguments only and does not change the given server. Rounds count
-            from 1 (`rng.round`). It must not use `update.client_states` or the server's part "clients", since clients
-            on other machines keep these states; that part stays as it is.
+        client: (message, client_states, clients, rng) -> update: does the work of all clients of a round at once. It
+            gets the message to the clients and their states [K, ...], and treats each client as if it were alone. The
+            state that clients send, `update.received`, has the names of the message's "model", or is empty.
+        aggregate: (server, clients, update, rng) -> server: the server's rule. A method that adds columns to
+            metrics.csv returns (server, metrics). The rule uses only its arguments and does not change the given
+            server. `rng.round` counts rounds from 1. The rule must not use `update.client_states` or the server's part
+            "clients", since clients on other machines keep these states. That part stays as it is.
         send: (server, clients, rng) -> the message to the clients, see `fl.federation.clients.Message`. None:
             the global model.
-        steps: changes of the update between client and server, in this order.
-        models: server -> the models that clients predict with. None: the global one.
+        steps: functions that change the update between client and server, in this order.
+        models: server -> the models that clients predict with. None: the global model.
         personalize: (models, client_states, clients, rng) -> the models [K, ...] that clients predict with, made from
             the result of `models` and from their client states. None: they predict with the result of `models`.
         keeps: server -> True if the clients of a round need their states. None: if the server has a part "clients".
         sample: (server, rng) -> the clients of a round, for methods that choose them. None: `Federation.sample` samples
             K distinct clients uniformly.
-        plan: client -> the plan of its model in the global one, for methods where a client always has the same part;
-            None for others.
-        levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
+        plan: client -> the plan that makes the client's model from the global model, for methods where a client always
+            has the same part; None for other methods.
+        levels: server -> the model of each client on each level, for methods that look for clusters of clients; None
+            for other methods.
         lacks: the capabilities (`fl.federation.capabilities`) that the method does not have.
         always_aggregates: whether `aggregate` is called even in a round in which no update arrives.
-        max_rounds: number of rounds -> (how many of them it can do, why not one more); None: all of them.
+        max_rounds: number of rounds -> (how many of these rounds the method can do, why it cannot do more). None: it
+            can do all.
         name: the method's name.
     """
 
@@ -105,7 +107,8 @@ class Algorithm:
         """Raise FLError if the method lacks a capability that a setting or an extension needs.
 
         Args:
-            needs: by name in `fl.federation.capabilities.CAPABILITIES`, the flags that need the capability.
+            needs: for each capability, by its name in `fl.federation.capabilities.CAPABILITIES`, the flags that need
+                it.
         """
         capabilities.check(self.name, self.lacks, needs)
 
@@ -114,14 +117,14 @@ class Algorithm:
         return self.sample(server, rng) if self.sample else self.fed.sample(rng)
 
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
-        """Do a round: the server's message, the clients' update, the steps between, the server's rule.
+        """Do a round: send the message, get the clients' update, apply the steps and then the server's rule.
 
-        If no update arrives, the server does not change (but see `always_aggregates`).
+        If no update arrives, the server does not change (except with `always_aggregates`).
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
-        keeps = self.keeps(server) if self.keeps else CLIENTS in server
-        client_states = server[CLIENTS] if keeps else {}
+        needs_states = self.keeps(server) if self.keeps else CLIENTS in server
+        client_states = server[CLIENTS] if needs_states else {}
         update, client_states = self.fed.transport.run(self, message, client_states, clients, rng)
         check_update(update, message)
         update = update._replace(metrics=self._traffic(message, update, clients))
@@ -129,26 +132,31 @@ class Algorithm:
             update = step(update, message, clients, rng)
         if not any(update.sizes) and not self.always_aggregates:
             return server, update
-        server = {**server, CLIENTS: client_states} if keeps else server
+        server = {**server, CLIENTS: client_states} if needs_states else server
         server, metrics = self.aggregated(server, clients, update, rng)
-        if keeps:
+        if needs_states:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
     def aggregated(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
-        """Return the new server, which `aggregate` makes from an update, and the method's metrics, if it has some."""
+        """Call `aggregate` with an update. Return the new server and the method's metrics (perhaps none)."""
         result = self.aggregate(server, clients, update, rng)
-        after, metrics = result if isinstance(result, tuple) else (result, {})
-        if not isinstance(after, dict) or not isinstance(after.get("global"), dict):
-            raise FLError(f"aggregate of {self.name} returns {kind(after)}: return a dict of the server's parts")
-        if lost := server["global"].keys() - after["global"].keys():
-            raise FLError(f"aggregate of {self.name} leaves {min(lost)!r} out of the global model: return all tensors")
-        return after, metrics
+        new_server, metrics = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(new_server, dict) or not isinstance(new_server.get("global"), dict):
+            raise FLError(f"aggregate of {self.name} returns {kind(new_server)}: return a dict of the server's parts")
+        if missing := server["global"].keys() - new_server["global"].keys():
+            raise FLError(
+                f"aggregate of {self.name} returns a global model without {min(missing)!r}: return all tensors"
+            )
+        return new_server, metrics
 
     def client_models(self, server: Server) -> ClientModels:
-        """Return the models that clients predict with. Clients on other machines make their own."""
+        """Return the models that clients predict with.
+
+        Clients on other machines personalize these models themselves.
+        """
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize and not self.fed.transport.has_data:
             return models._replace(client_states=server.get(CLIENTS, {}))
@@ -156,7 +164,7 @@ class Algorithm:
         return self._personal(server, models, all_clients) if self.personalize else models
 
     def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
-        """Return logits [N, classes] for uint8 images, of the deployed model or of one client's models."""
+        """Return logits [N, classes] for uint8 images: of the global model, or of the models of one client."""
         if client is None:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):
@@ -167,7 +175,7 @@ class Algorithm:
         return predict(self.fed.predict, models.levels, client, images, models.mean)
 
     def _personal(self, server: Server, models: ClientModels, clients: Sequence[int]) -> ClientModels:
-        """Return the models that some clients personalized, one row per client."""
+        """Personalize the models of some clients. Return one row per client."""
         client_states = server.get(CLIENTS, {})
         stack = self.personalize(
             given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
@@ -181,6 +189,6 @@ class Algorithm:
         for model in models:
             nbytes[id(model)] = nbytes.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
-        mean = sum(nbytes[id(model)] for model in models) / len(models)
+        mean_nbytes = sum(nbytes[id(model)] for model in models) / len(models)
         sent = traffic.nbytes(update.received) if update.sent is None else update.sent
-        return traffic.count(update.sizes, mean, sum(tensor.nbytes for tensor in received), sent)
+        return traffic.count(update.sizes, mean_nbytes, sum(tensor.nbytes for tensor in received), sent)

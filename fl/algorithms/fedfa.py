@@ -22,38 +22,42 @@ class FedFAOptions:
     """FedFA."""
 
     graft: bool = True
-    """graft: a client's last block of a section counts for the deeper ones that it lacks (the paper's algorithm 2)"""
+    """graft: a client's last block of a section also stands for the deeper blocks that the client lacks (the paper's
+    algorithm 2)"""
     scale: Annotated[str, one_of(*_SCALES)] = "norm"
-    """scale clients' layers to the same norm before averaging (the paper's algorithm 1, line 18), to the same rms (the
-    norm divided by the root of the number of weights, which does not enlarge narrow layers), or not at all: none"""
+    """scale clients' layers before averaging: norm (to the same norm, algorithm 1, line 18), rms (to the same norm
+    divided by the root of the number of weights, so that narrow layers do not grow) or none (no scaling)"""
     quantile: Annotated[float, number(float, above=0, most=1), OnlyWith("scale", "norm", "rms")] = 0.95
-    """share of a layer's weights, the smallest in magnitude, over which its norm is computed (the paper: 0.95)"""
+    """share of a layer's weights from which the norm is computed: the weights with the smallest magnitudes (the paper:
+    0.95)"""
 
 
 def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
-    """Send each client the part of the global model that it has an architecture for; graft, scale and average.
+    """Send each client its part of the global model; graft, scale and average the trained parts.
 
-    A plan does the distribution (algorithm 3) and the grafting (algorithm 2) at once: the client's last block of a
-    section is written back to all deeper blocks of the global model. A block that changes the width, and has to stand
-    for deeper ones, stands for their leading channels, as in line 19.
+    One plan describes the distribution (algorithm 3) and the grafting (algorithm 2): it writes the client's last block
+    of a section back to all deeper blocks of the section in the global model. If the last block changes the width, it
+    stands for the leading channels of the deeper blocks, as in line 19.
 
-    A layer is a module with all its parameters, which have one norm and one factor together: the norm of a bias alone,
-    which starts at 0, would say nothing. Buffers (running statistics, where norms keep some) are averaged but not
-    scaled. The paper does not say whether the percentile ranks weights with their sign; here they are ranked by
-    magnitude. The mean of line 18 is taken over the participants that were not dropped.
+    A layer is a module with all its parameters. They have one norm and one factor together: a bias starts at 0, so its
+    norm alone would say nothing. Buffers (such as running statistics) are averaged but not scaled. The paper does not
+    say whether the percentile ranks weights with their sign; here they are ranked by magnitude. The mean of line 18 is
+    taken over the participants that were not dropped.
 
-    With `norm`, narrow layers grow and wide ones shrink in every round, just because they have fewer or more weights;
-    what only wide clients have shrinks until the widths no longer differ. `rms` does without that.
+    With `norm`, narrow layers grow and wide layers shrink in every round, only because they have fewer or more weights.
+    The weights that only wide clients have shrink until the widths no longer differ. `rms` avoids this.
 
     With one architecture and scale="none" this is FedAvg.
     """
     fleet = fed.fleet_or_uniform
-    kinds = [kind.plan if options.graft else ungrafted(kind.plan) for kind in fleet.architectures]
-    learnt = dict(fed.model.named_parameters())
-    groups = [tuple(name for name in layer.tensors if name in learnt) for layer in layers(fed.model)]
+    architecture_plans = [
+        architecture.plan if options.graft else ungrafted(architecture.plan) for architecture in fleet.architectures
+    ]
+    parameters = dict(fed.model.named_parameters())
+    groups = [tuple(name for name in layer.tensors if name in parameters) for layer in layers(fed.model)]
 
     def plan(client):
-        return kinds[fleet.owned[client]]
+        return architecture_plans[fleet.owned[client]]
 
     def aggregate(server, clients, update, rng):
         plans, factors = [plan(client) for client in clients], None

@@ -25,42 +25,42 @@ class FedMROptions:
     """FedMR."""
 
     segment_fraction: Share = 0.0
-    """share of the layers that travel together (Fig. 11's px); 0 shuffles each layer on its own, 1 is Indep"""
+    """share of the layers that move together as one piece (px in Fig. 11); 0 shuffles each layer separately, 1 moves
+    whole models (Indep)"""
     unit: Annotated[str, one_of("layer", "block", "tensor")] = "layer"
-    """what is shuffled as one piece: layer (with all its tensors), block (residual blocks whole) or tensor (each on
-    its own, as the released code does)"""
+    """the piece that is shuffled: layer (with all its tensors), block (a whole residual block) or tensor (each tensor
+    separately, as the released code does)"""
     stage1_rounds: Natural = 0
-    """rounds at the start that average instead of recombining (section 4.3; the paper: 100 for ResNet-20 and
-    VGG-16, 0 for the CNN)"""
+    """number of first rounds that average the models instead of recombining them (section 4.3; the paper: 100 for
+    ResNet-20 and VGG-16, 0 for the CNN)"""
     secure: Annotated[int, number(int, least=0, most=100), Rare()] = 0
-    """repeats of secure recombination among the clients before they upload, so that the server receives recombined
-    models only (Appendix B); 0: none; needs the extra `secure`; a client then uploads its number of pieces times the
-    longest piece (VGG-16 for CIFAR-10: 14.5 times its model), and passes all that it has on once more in each repeat"""
+    """how often the clients exchange pieces before they upload, so that the server receives only recombined models
+    (Appendix B); 0: never; needs the extra `secure`; a client uploads its number of pieces times the size of the
+    longest piece (VGG-16 for CIFAR-10: 14.5 times its model), and sends as much to other clients in each repeat"""
     align: Annotated[bool, Rare()] = False
-    """permute the hidden widths of the clients' models so that they match the first one's, before they are averaged and
-    recombined (Git Re-Basin, Ainsworth et al., 2023); each model computes what it did"""
+    """permute the hidden widths of the clients' models so that they match the first model, before the server averages
+    and recombines them (Git Re-Basin, Ainsworth et al., 2023); each model still computes the same"""
 
 
 def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
-    """Keep K models; train each on another client, then shuffle every layer among them.
+    """Train K models, each on a client of its own; then shuffle each layer among the models.
 
     The i-th model goes to the i-th sampled client. The global model is the uniform mean of the K trained models, taken
     before recombination. It is evaluated and deployed, but never trained (except in stage 1, where it replaces all K
     models).
 
     With `secure`, the clients exchange layers before they upload (see `fl.secure`), in stage 1 as well. The mean stays
-    the same up to the order in which floats are added. The models that a round returns are those that the server
-    received, so metrics of clients' models describe recombined models. A client uploads its number of pieces times the
-    longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
+    the same up to rounding, since floats are added in another order. The round returns the models that the server
+    received, so metrics of clients' models describe recombined models. `FedMROptions.secure` says what a client sends.
 
-    With `align`, the server first permutes the hidden widths of each model so that its weights match those of the first
-    one (`surgery.symmetry.align`): layers do not fit together if the models' features lie in different orders.
-    Metrics of clients' models describe the models as they were trained.
+    With `align`, the server first permutes the hidden widths of each model so that its weights match the weights of the
+    first model (`surgery.symmetry.align`). Otherwise layers of different models may not fit together, since each model
+    has its features in another order. Metrics of clients' models describe the models before this permutation.
     """
     with naming("--fedmr.unit"):
-        every = layers(fed.model, unit=options.unit)
+        all_layers = layers(fed.model, unit=options.unit)
     with naming("--fedmr.segment-fraction"):
-        pieces = segments(every, fraction=options.segment_fraction)
+        pieces = segments(all_layers, fraction=options.segment_fraction)
 
     def init():
         start = fed.initial()
@@ -87,19 +87,18 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
-    """Return the step that permutes hidden widths so that the clients' models match; none without `align`."""
+    """Return the step that permutes hidden widths so that the clients' models match; no step without `align`."""
     if not align:
         return []
-    with naming("--fedmr.align"):  # if the model's widths cannot be followed
+    with naming("--fedmr.align"):  # an error names this flag, if the model's widths cannot be traced
         aligner = Aligner(fed.model, example=map_inputs(Tensor.cpu, fed.data.example()))
-    return [lambda update, *_: update._replace(received=_aligned(update.received, update.sizes, aligner))]
+    return [lambda update, *_: update._replace(received=_align(update.received, update.sizes, aligner))]
 
 
-def _aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
-    """Return the models in the order of the first that arrived, each permuted so that its weights match that one's
-    best.
+def _align(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
+    """Permute each model so that its weights match the first model that arrived as well as possible.
 
-    A client of size 0 was dropped: its model stays.
+    A client of size 0 was dropped: its model does not change.
     """
     arrived = [k for k, size in enumerate(sizes) if size]
     states = unstack(models)

@@ -47,15 +47,16 @@ class Federation:
         model: the architecture and its initial weights, on the device of the data. Its weights never change; its mode
             (training, evaluation) does. It receives samples with several inputs as a dict, see
             `fl.models.custom_model.by_keyword`.
-        data: the data set, on the device that trains. Or on the host; then only the samples of a round's cohort go to
+        data: the data set, on the device that trains; or on the host: then only the samples of a round's cohort go to
             the device.
         clients: each client's samples, indices on the CPU; any sequence of `Split` is accepted and packed.
         participants: K, how many clients train in a round.
         local: how clients train.
         create: makes another model, initialised from a generator, for methods that need several; or None.
         spec: the zoo's name and settings of the model; None for a model that was given as a module.
-        fleet: each client's architecture, for methods in which they differ. `model` is then the global one, which
-            contains them all, or, if they have no plans, one of them. None: all clients have the model.
+        fleet: each client's architecture, for methods where architectures differ. Then `model` is the global model,
+            which contains all architectures. If they have no plans, it is one of the architectures. None: all clients
+            have `model`.
         start: the trained weights that the run begins with; None: random ones.
         truth: the true cluster of each client's data on each level of the partition: [levels, clients]; None: unknown.
         transport: where clients are, and how the server reaches them. Methods do not look at it: they call
@@ -65,7 +66,7 @@ class Federation:
         malicious: clients that evaluations skip.
         report: (federation, clients) -> the classes that clients say they have; None: the true ones.
         metrics: further metrics of evaluations, besides the scores of every run.
-        meter: adds up what the clients compute.
+        meter: adds up the operations that clients compute.
 
     >>> from fl.data import load
     >>> from fl.partition import Split
@@ -101,7 +102,7 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Splits.of(self.clients))
         if self.fleet is not None and len(self.fleet) != len(self.clients):
-            raise FLError(f"{len(self.fleet)} architectures for {len(self.clients)} clients: give one each")
+            raise FLError(f"{len(self.fleet)} architectures for {len(self.clients)} clients: give each client one")
         if not 1 <= self.participants <= len(self.clients):
             raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
         if len(empty := (self.clients.train.sizes == 0).nonzero()):
@@ -122,8 +123,8 @@ class Federation:
                 flags = (dict.fromkeys(getattr(part, "needs", {}).values()) for part in (self.aggregator, middleware))
                 rule, flag = map(", ".join, flags)
                 raise FLError(
-                    f"{rule or 'the aggregator'} needs all clients of a round, and {flag or middleware} leaves some "
-                    "out: drop one of the two"
+                    f"{rule or 'the aggregator'} needs all clients of a round, but {flag or middleware} leaves some "
+                    "out: remove one of the two"
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
@@ -146,9 +147,9 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """Return the mean of models, or several means, with the models' own values of frozen parameters.
+        """Return the mean of models (or several means) with frozen parameters exactly as in the models.
 
-        A weighted sum of equal numbers can differ from them in its last bit.
+        A weighted sum of equal numbers can have another last bit.
         """
         frozen = {}
         for name in self.frozen.intersection(mean, models):  # the mean may hold some layers only
@@ -166,16 +167,16 @@ class Federation:
         return [self.fleet[client].model if self.fleet else self.model for client in clients]
 
     def initial(self, generator: torch.Generator | None = None) -> State:
-        """Return the state that training starts from, or, given a generator, another random one."""
+        """Return the state that training starts from; with a generator, a new random state."""
         model = self.model
         if generator is not None:
             if self.create is None:
                 raise FLError(
                     "a method that starts several models from different weights needs a function that makes them: "
-                    "model=MyNet in the place of a module, or Federation(create=...)"
+                    "give model=MyNet instead of a module, or Federation(create=...)"
                 )
             device = self.data.device
-            model = self.create(generator).to(device, non_blocking=device.type == "cuda")  # elsewhere it must wait
+            model = self.create(generator).to(device, non_blocking=device.type == "cuda")  # other devices must wait
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def zeros(self) -> State:
@@ -216,7 +217,10 @@ class Federation:
         return mean | {name: fallback[name].clone() for name in names}
 
     def needs(self) -> dict[str, str]:
-        """Return the capabilities that a method needs here (`fl.federation.capabilities`), with the flags that ask."""
+        """Return the capabilities that a method needs with these settings, each with the flag that needs it.
+
+        See `fl.federation.capabilities`.
+        """
         needs: dict[str, str] = {}
         if self.local.masked:
             needs["masked_logits"] = "--masked-loss"
@@ -229,9 +233,9 @@ class Federation:
         if next(adapted_layers(self.model), None):
             needs["low_rank"] = "--adapters.kind"
         if self.fleet and len(self.fleet.architectures) > 1:
-            parts = all(kind.plan for kind in self.fleet.architectures)
-            needs["architectures" if parts else "own_architectures"] = (
-                "--architectures" if parts else "model= of several models"
+            have_plans = all(architecture.plan for architecture in self.fleet.architectures)
+            needs["architectures" if have_plans else "own_architectures"] = (
+                "--architectures" if have_plans else "model= of several models"
             )
         for part in (*self.training, self.aggregator):
             needs |= getattr(part, "needs", {})
@@ -248,13 +252,13 @@ class Federation:
             FLError: for clients on other machines, if their labels are not known.
         """
         if not self.transport.labels:
-            raise FLError("the labels of clients on other machines are not known: leave what needs them out")
+            raise FLError("the labels of clients on other machines are not known: remove the option that needs them")
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """Return the states of clients before they first take part, for the server to store.
+        """Return the states that clients have before they first take part; the server stores them.
 
         In a simulation this is a stack with the start for each client of the population. Put it into the server's part
         `fl.federation.clients.CLIENTS`.
@@ -290,28 +294,30 @@ class Federation:
         Args:
             starts: a stack [K, ...]; or a list of K states of several architectures. Each client trains as if alone.
             objective, ascent: see `fl.engine.objectives`; None: the mean loss, `LocalTraining.objective`.
-            context: the objective's input: tensors with a leading axis K; for a list of starts a list of K contexts.
+            context: the objective's input, tensors with a leading axis K; for a list of starts, a list of K contexts.
             per_sample: [N, ...], a value for each training sample, which the objective receives with the sample.
-            models: for a list of starts, the architecture of each. Clients with the same object train together. None:
-                the fleet's.
+            models: for a list of starts, the architecture of each client. Clients with the same object train together.
+                None: the architectures in `fleet`.
 
         Raises:
             Diverged: if all clients are dropped.
             FLError: for a stack, if clients have models of several architectures.
         """
         k = len(clients)
-        mixed = isinstance(starts, list)
-        if not mixed and self.fleet is not None and len(self.fleet.architectures) > 1:
+        is_list = isinstance(starts, list)
+        if not is_list and self.fleet is not None and len(self.fleet.architectures) > 1:
             raise FLError(
-                f"clients have models of {len(self.fleet.architectures)} architectures, and this method trains one for "
-                "all: take a method for such clients, or leave Federation(fleet=...) out"
+                f"clients have models of {len(self.fleet.architectures)} architectures, but this method trains one for "
+                "all: choose a method for different architectures, or remove Federation(fleet=...)"
             )
-        count = len(starts) if mixed else stack_size(starts)
-        if count != k or (mixed and not len(models or clients) == len(context or clients) == k):
-            raise FLError(f"{count} starting states for {k} clients: give one each, and as many models and contexts")
+        count = len(starts) if is_list else stack_size(starts)
+        if count != k or (is_list and not len(models or clients) == len(context or clients) == k):
+            raise FLError(
+                f"{count} starting states for {k} clients: give each client one state, one model and one context"
+            )
         if models is None:
-            models = self.models_of(clients) if mixed else [self.model] * k
-        context = list(context or [{}] * k) if mixed else context or {}
+            models = self.models_of(clients) if is_list else [self.model] * k
+        context = list(context or [{}] * k) if is_list else context or {}
         local_objective = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         steps = self.steps(clients)
         return self.trainer(Training(Cohort(clients, models, starts), local_objective, rng, steps, steps))
@@ -327,29 +333,31 @@ class Federation:
     def train_cohort(self, training: Training) -> ClientUpdate:
         """Train a cohort without any middleware, see `fl.engine.train`. The server receives the trained models."""
         cohort, objective, _, planned, steps = training
-        parts, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
+        train_sets, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
         for client, model, steps_made, steps_planned in zip(cohort.clients, cohort.models, steps, planned):
-            samples = self.local.samples_of_epoch(len(parts[client]), parts)
+            samples = self.local.samples_of_epoch(len(train_sets[client]), train_sets)
             self.meter.flops += passes * samples * flops(model, self.data) * steps_made // steps_planned
-        run = self._over_ranks if current().sharing else self._in_chunks
-        states, loss = run(training._replace(objective=self._mask_absent_classes(cohort, objective)))
-        return ClientUpdate(states, loss, tuple(len(parts[client]) for client in cohort.clients), states, steps=steps)
+        train_all = self._over_ranks if current().sharing else self._in_chunks
+        states, loss = train_all(training._replace(objective=self._mask_absent_classes(cohort, objective)))
+        return ClientUpdate(
+            states, loss, tuple(len(train_sets[client]) for client in cohort.clients), states, steps=steps
+        )
 
     def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of steps that each client makes in a round, unless a middleware stops it."""
-        size, parts = self.local.size_of_batches(self.clients.train), self.clients.train
-        per_batch = self.local.epochs * self.local.repeats
-        return tuple(filled(len(parts[client]), size) // size * per_batch for client in clients)
+        """Return the number of steps that each client makes in a round, if no middleware stops it earlier."""
+        batch_size, train_sets = self.local.size_of_batches(self.clients.train), self.clients.train
+        passes = self.local.epochs * self.local.repeats
+        return tuple(filled(len(train_sets[client]), batch_size) // batch_size * passes for client in clients)
 
     def _mask_absent_classes(self, cohort: Cohort, objective: LocalObjective) -> LocalObjective:
-        """Return the objective; with `masked` training, logits of classes that a client does not have are 0 in it."""
+        """Return the objective. In `masked` training it sets logits of classes that a client lacks to 0."""
         if not self.local.masked:
             return objective
         context = with_entry(objective.context, "held", self.true_classes(cohort.clients))
         return objective._replace(objective=masked(objective.objective), context=context)
 
     def _over_ranks(self, training: Training) -> tuple[States, Tensor]:
-        """Do the same as `_in_chunks`; every rank trains its share of the clients."""
+        """Train clients as `_in_chunks` does, but let every rank train its share of them."""
 
         def train_rows(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
             states, losses = self._in_chunks(training.select(rows))
@@ -363,23 +371,23 @@ class Federation:
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
         """Train clients in chunks. Return their states, a stack or a list like the cohort's, and their losses [K]."""
         cohort, objective, rng, _, steps = training
-        parts, k = [], len(cohort.clients)
-        chunk = self.local.max_parallel_clients or k
+        results, k = [], len(cohort.clients)
+        chunk_size = self.local.max_parallel_clients or k
         progress.begin(k)
-        for first in range(0, k, chunk):
+        for first in range(0, k, chunk_size):
             rows_by_architecture: dict[int, list[int]] = {}
-            for row in range(k)[first : first + chunk]:
+            for row in range(k)[first : first + chunk_size]:
                 rows_by_architecture.setdefault(id(cohort.models[row]), []).append(row)
             groups = []
             for rows in rows_by_architecture.values():
                 clients, starts = [cohort.clients[row] for row in rows], select(cohort.states, rows, stacked=True)
-                share = objective.select(rows, stacked=True)
+                group_objective = objective.select(rows, stacked=True)
                 model, limits = cohort.models[rows[0]], [steps[row] for row in rows]
-                groups.append(self.group(model, starts, clients, share, rng, limits))
+                groups.append(self.group(model, starts, clients, group_objective, rng, limits))
             local = self.local
-            trained = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
-            parts += zip(rows_by_architecture.values(), trained)
-        return joined(parts, cohort.states)
+            group_results = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
+            results += zip(rows_by_architecture.values(), group_results)
+        return joined(results, cohort.states)
 
     def group(
         self,
@@ -390,25 +398,25 @@ class Federation:
         rng: Rng,
         steps: Sequence[int] | None = None,
     ) -> Group:
-        """Return clients of one architecture in the form that the engine takes.
+        """Return clients of one architecture as the group that the engine trains.
 
         Args:
-            steps: the number of steps after which each client stops; None: it makes all.
+            steps: the number of steps after which each client stops. None: all clients make all their steps.
         """
-        local, data, parts, values = self.local, self.data, self.clients.train, objective.per_sample
-        size = local.size_of_batches(parts)
-        changes = (local.repeats, local.augment, data.shape[-1] if data.images else 0, local.last_batch)
-        indices = [parts[client] for client in clients]
+        local, data, train_sets, per_sample = self.local, self.data, self.clients.train, objective.per_sample
+        batch_size = local.size_of_batches(train_sets)
+        batch_settings = (local.repeats, local.augment, data.shape[-1] if data.images else 0, local.last_batch)
+        indices = [train_sets[client] for client in clients]
         # The engine makes at least one step; the update of a client with a limit of 0 is dropped later.
         limits = None if steps is None else [max(1, n) for n in steps]
         if data.on_host:  # only these clients' samples go to the device, where their indices start from 0
-            samples, sizes = torch.cat(indices), [len(part) for part in indices]
+            samples, sizes = torch.cat(indices), [len(rows) for rows in indices]
             data, indices = data.taken(samples), torch.arange(len(samples)).split(sizes)
-            values = None if values is None else values[upload(samples, values.device)]
-        batches = make_batches(indices, clients, local.epochs, size, rng, data.device, *changes, limits)
+            per_sample = None if per_sample is None else per_sample[upload(samples, per_sample.device)]
+        batches = make_batches(indices, clients, local.epochs, batch_size, rng, data.device, *batch_settings, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-        settings = (optimizer, objective.objective, objective.ascent, local.precision, values)
-        return Job(model, data, batches, *settings), starts, objective.context or {}
+        job_settings = (optimizer, objective.objective, objective.ascent, local.precision, per_sample)
+        return Job(model, data, batches, *job_settings), starts, objective.context or {}
 
     def predict(self, state: State, images: Inputs, model: nn.Module | None = None) -> Tensor:
         """Return logits of one model in evaluation mode, for samples on the device or on the host.
@@ -424,7 +432,7 @@ class Federation:
         return infer(model, state, self.data, self._hide_tokens(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Inputs) -> Tensor:
-        """Return logits of K models, each for its own n samples [K, n, ...], as `predict` up to rounding.
+        """Return logits of K models, each for its own n samples [K, n, ...]; as `predict`, except for rounding.
 
         The stack must hold the statistics of static batch norms.
 
@@ -435,15 +443,15 @@ class Federation:
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
     def _hide_tokens(self, samples: Any, *models: int) -> Any:
-        """Hide tokens from a masked language model, the same ones at every call; return other samples unchanged."""
+        """Hide tokens from a masked language model, the same tokens at every call; else return the samples."""
         if not self.local.augment.mask:
             return samples
         return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """Return the statistics of static batch norms, if the model has such norms and the state does not hold them.
+        """Return the statistics of static batch norms; none if the model has no such norms or the state holds them.
 
-        They take a pass over the data for each state. The last state's statistics are cached.
+        To collect them takes a pass over the data for each state. The statistics of the last state are cached.
 
         Args:
             model: the state's architecture, if it is not the global one.
@@ -454,8 +462,8 @@ class Federation:
             return {}
         if not self.transport.has_data:
             raise FLError(
-                "static batch norms need a pass over all clients' data, which lie on other machines: take another "
-                "--norm than static_batch"
+                "static batch norms need a pass over all clients' data, but these lie on other machines: choose "
+                "another --norm than static_batch"
             )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)

@@ -50,13 +50,16 @@ def _draw_at_end(run: RunState) -> None:
 
 
 AT_START = [_draw_at_start]
+"""Functions that write figures and tables into the run folder before the first round."""
 AT_END = [_draw_at_end]
-"""Functions that write figures and tables into a run folder: before the first round, and when training has ended or
-was interrupted. Each does nothing for a run that it does not fit. A new one needs no more than a line here."""
+"""Functions that write figures and tables when training has ended or was interrupted.
+
+A function in either list does nothing if its figure does not fit the run. To add a figure, add its function to a list.
+"""
 
 
 _OPEN: WeakSet[Generator] = WeakSet()
-"""The rounds that a loop or a variable of the program still holds."""
+"""The generators of rounds that are still open: a loop or a variable of the program holds them."""
 
 
 @atexit.register
@@ -70,8 +73,8 @@ class Round:
     """A finished round of a `Run`. Later rounds do not change it.
 
     Attributes:
-        number: from 1.
-        row: its row of metrics.csv.
+        number: the round's number; the first round has number 1.
+        row: the round's row of metrics.csv.
         server: what the server stores after the round, by name; "global" is the state of the global model.
     """
 
@@ -88,9 +91,12 @@ class Round:
         return folded(self._config, module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
-        """Copy the model that a client predicts with: its personal one, its cluster's, or its part of the global one.
+        """Return a copy of the model that a client predicts with.
 
-        Raises FLError if it predicts with none, or with the sum of several.
+        This is its personal model, the model of its cluster, or its part of the global model.
+
+        Raises:
+            FLError: if the client predicts with no model, or with the sum of several models.
         """
         return folded(self._config, client_module(self._fed, self._algorithm, self.server, client))
 
@@ -100,18 +106,18 @@ class Run:
 
     It writes the same run folder as `simulate`, which is a loop over a `Run`. The loop may end at any moment, by
     `break`, an exception or Ctrl-C. Then the checkpoint, the summary and the figures are written, and the folder is
-    unlocked. With `resume=True`, or in a second loop over the same object, the run continues with the next round. It
-    ends exactly as it would have without the interruption.
+    unlocked. With `resume=True`, or in a second loop over the same object, the run continues with the next round. The
+    result is exactly the same as without the interruption.
 
-    After `rounds = iter(run)` the run is closed when `rounds` is closed. In `with fl.Run(...) as run:` all loops share
-    their rounds, and the end of the block closes the run. The end of the block also raises errors of writing; after a
-    `break` without `with`, Python can only print them.
+    If the program itself calls `rounds = iter(run)`, closing `rounds` closes the run. In a block `with fl.Run(...) as
+    run:` each loop continues the rounds of the loop before, and the end of the block closes the run. If writing fails,
+    the end of the block raises the error. After a `break` without `with`, Python can only print the error.
 
     Args:
         config, folder, resume, dataset, model, transport: as `simulate` takes them.
 
     Raises:
-        FLError: as `simulate` does, but at the first round; also under torchrun.
+        FLError: for the reasons of `simulate`, but only when the first round begins; also under torchrun.
 
     >>> import tempfile
     >>> config = Config.of(algorithm="fedavg", rounds=9, local_epochs=1, width=0.1)
@@ -135,12 +141,15 @@ class Run:
         self.config, self.folder, self._resume = config, Path(folder), resume
         self.dataset, self.model, self.transport = dataset, model, transport
         self._run: RunState | None = None
-        self._shared_rounds: Generator[Round] | None = None  # by all loops in a `with` block
-        self._has_begun = False  # a run in the folder
+        self._shared_rounds: Generator[Round] | None = None  # the rounds of all loops in a `with` block
+        self._has_begun = False  # True once this object has begun a run in the folder
 
     @property
     def resume(self) -> bool:
-        """True if the next loop resumes the run in the folder: as asked, or because this object has begun it."""
+        """True if the next loop resumes the run in the folder.
+
+        The caller asked for it, or an earlier loop over this object began the run.
+        """
         return self._resume or (self._has_begun and (self.folder / SETTINGS).exists())
 
     def _mark_begun(self) -> None:
@@ -162,7 +171,8 @@ class Run:
             self._run.ending.look()  # a SIGTERM may have come while the run was closed
 
     def __iter__(self) -> Iterator[Round]:
-        return self._shared_rounds or self._open_rounds()  # a loop that ends drops and so closes the new rounds
+        # When a loop over new rounds ends, nothing holds their generator any more, so Python closes it.
+        return self._shared_rounds or self._open_rounds()
 
     def _open_rounds(self) -> Generator[Round]:
         rounds = self._do_rounds()
@@ -170,9 +180,11 @@ class Run:
         return rounds
 
     def _do_rounds(self) -> Generator[Round]:
-        """Do and yield the rounds that are left. To close this generator, at any point, closes the run."""
+        """Do and yield the remaining rounds. Closing this generator, at any point, closes the run."""
         if is_one_of_several() and not is_joined():
-            raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
+            raise FLError(
+                "fl.Run is for one process: under torchrun use fl.simulate, and its argument on_round to see each round"
+            )
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
         with opened(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
             self._run = run
@@ -197,32 +209,32 @@ def simulate(
 ) -> Summary:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
-    The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
-    Where clients hold samples out it also holds clients.csv: a row per client and evaluated round, with the scores.
+    The folder holds config.yaml, metrics.csv (one row per round), curves.png, checkpoint.safetensors and summary.json.
+    If clients hold out samples, it also holds clients.csv: the scores, one row per client and evaluated round.
     Methods with models on levels add structure.json and structure.png. Clients of different architectures add
     architectures.csv and, if each always has the same part of the global model, coverage.png.
 
-    `resume` continues a run that was interrupted at any moment. It ends as it would have without the interruption: bit
-    for bit on a CPU with the same backend and number of threads, on a GPU as far as its kernels are deterministic.
+    `resume` continues a run that was interrupted at any moment. The result is the same as without the interruption: on
+    a CPU with the same backend and number of threads in every bit, on a GPU as far as its kernels are deterministic.
 
-    Under torchrun every process calls this with the same arguments: the first writes the folder, and all return the
-    summary.
+    Under torchrun every process calls this function with the same arguments. The first process writes the folder, and
+    all return the summary.
 
     Args:
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
-        dataset: your data, such as `fl.Dataset.from_arrays(...)`, instead of the data set in the settings. Or that data
-            set, from `config.load()`, if several runs are to load it once.
-        model: your model, instead of the one in the settings: an `nn.Module` with the initial weights, a function that
-            makes one, or several of them, see `fl.build`. The checkpoint stores which data and which model its run
-            needs; give the same to resume it.
+        dataset: your data, such as `fl.Dataset.from_arrays(...)`, instead of the data set in the settings. If several
+            runs use the data set in the settings, `config.load()` loads it once: give its result here.
+        model: your model, instead of the model in the settings: an `nn.Module` with the initial weights, a function
+            that makes a module, or several of them, see `fl.build`. The checkpoint stores which data and which model
+            its run needs. To resume the run, give the same data and model.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` continues with the next round.
-        transport: how rounds reach clients, see `fl.federation.transport`; by default they are simulated.
+        transport: how rounds reach clients, see `fl.federation.transport`. By default clients are simulated.
 
     Raises:
-        FLError: if the folder is not empty (or, to resume, has no run with these data, model and method), if another
-            process uses it, if it cannot be written to, or if training diverges.
+        FLError: if the folder is not empty, if another process uses the folder, if it cannot be written to, or if
+            training diverges. With `resume`, if the folder has no run with these data, this model and this method.
         KeyboardInterrupt: on Ctrl-C and on SIGTERM, after the finished rounds were saved. Your own handler of SIGTERM
             runs first.
     """
@@ -230,20 +242,20 @@ def simulate(
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
         if not transport.has_data and ranks.size > 1:
-            raise FLError("clients on other machines train there: start one process, without torchrun")
+            raise FLError("clients train on other machines: start one process here, without torchrun")
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
         with Run(config, folder, resume, dataset, model, transport) as run:
             for round in run:
                 stop = on_round(round.row) if on_round else False
-                if isinstance(stop, bool | np.bool_) and stop:  # other values that it may return do not stop the run
+                if isinstance(stop, bool | np.bool_) and stop:  # any other value does not stop the run
                     break
         tell_end(run.summary)
         return run.summary
 
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> Summary:
-    """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
+    """Do the rounds of a rank other than 0 until rank 0 ends the run. Only rank 0 writes the run folder."""
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
     run = RunState(config, fed, algorithm, folder, algorithm.init(), 0)
