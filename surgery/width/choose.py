@@ -1,4 +1,4 @@
-"""How much of each width stays, and which positions of it: what the caller asks for, scores, and the choice."""
+"""Choose how many positions of each width stay, and which: by the caller's demand and by scores."""
 
 import difflib
 import math
@@ -36,7 +36,7 @@ from surgery.width.trace import Trace
 Rounding: TypeAlias = Callable[[float], int] | int
 Heads: TypeAlias = Literal["inside", "drop"]
 Pick: TypeAlias = Callable[[Atom, int], Sequence[int]]
-"""Which n positions of a width stay, ascending."""
+"""A function from a width and n to the n positions that stay, ascending."""
 
 
 def first(atom: Atom, n: int) -> Sequence[int]:
@@ -46,22 +46,23 @@ def first(atom: Atom, n: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Demand:
-    """What the caller asks for.
+    """The caller's demand.
 
     Attributes:
         rate: the share of every width that stays.
-        rates: for widths that modules of these names make another share, or (int) the number of positions of each axis
-            that they make; the first pattern that matches counts.
-        keep: names of modules whose tensors keep their size.
-        heads: whether attention shrinks inside of its heads, or loses heads.
-        rounding: from a share to the number of positions that stay; or what that number is a multiple of.
-        pick: which ones stay.
-        numbers: how many positions of each of some widths stay, if that is not their share.
-        choice: the positions that stay, if the caller gives them; a width without any keeps its size.
-        made: the length of the axis that a module makes, by module and each of its atoms; for numbers of positions.
+        rates: other shares by pattern, for the widths that matching modules make; or (int) the number of positions of
+            each axis that they make. The first pattern that matches counts.
+        keep: patterns of modules whose tensors keep their size.
+        heads: inside: attention shrinks within its heads; drop: attention loses heads.
+        rounding: a function from a share of a size to the number of positions that stay; or (int) this number becomes a
+            multiple of it.
+        pick: chooses the positions that stay.
+        numbers: a function from widths to the number of positions of each that stays; None: by their shares.
+        choice: the positions that stay, if the caller gives them; a width without an entry keeps its size.
+        made: the length of the axis that a module makes, by (module, atom of the axis); only if `rates` has integers.
 
-    Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
-    matches, too.
+    Patterns are names of modules, with `*`, `?` and `[...]` as in file names. A pattern also matches everything inside
+    a module that it matches.
     """
 
     rate: float
@@ -75,7 +76,7 @@ class Demand:
     made: Mapping[tuple[str, Atom], int] = field(default_factory=dict)
 
     def along(self, solution: Solution) -> "Demand":
-        """Return the same demand for a model with known axes."""
+        """Return the same demand, with `made` taken from the model's axes."""
         if not any(isinstance(rate, int) for rate in self.rates.values()):
             return self
         made: dict[tuple[str, Atom], int] = {}
@@ -90,7 +91,7 @@ class Demand:
         if not self.rates:
             return self.share(size, self.rate)
         rates = [self.rates[pattern] for maker in atom.makers if (pattern := self.pattern_of(maker)) is not None]
-        by_number = any(isinstance(rate, int) for rate in rates)  # which `rounding` does not change
+        by_number = any(isinstance(rate, int) for rate in rates)  # `rounding` does not change such a number
         demand = replace(self, rounding=math.ceil) if by_number else self
         return demand.share(size, self.rate_of(atom))
 
@@ -105,27 +106,27 @@ class Demand:
             )
         if number < 1 <= share:
             raise SurgeryError(
-                f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up", code="argument"
+                f"rounding({share}) gives {number}, but a width keeps at least 1 position: round up", code="argument"
             )
         return max(1, min(size, int(number)))
 
     def pattern_of(self, module: str) -> str | None:
-        """Return the pattern of `rates` that counts for what a module makes."""
+        """Return the pattern of `rates` that counts for the axes that a module makes."""
         return next((pattern for pattern in self.rates if matches(module, pattern)), None)
 
     def rate_of(self, atom: Atom) -> float:
-        """Return the share of a width; SurgeryError if modules that make it together are to have different shares."""
+        """Return the share of a width; SurgeryError if the modules that make it have different shares."""
         patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
-        asked = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
-        rates = {m: rate / self.made[m, atom] if isinstance(rate, int) else rate for m, rate in asked.items()}
-        if self.heads == "inside" and atom.grouping == "heads":  # they stay: modules that share them differ inside them
+        demanded = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
+        rates = {m: rate / self.made[m, atom] if isinstance(rate, int) else rate for m, rate in demanded.items()}
+        if self.heads == "inside" and atom.grouping == "heads":  # all heads stay; shares change only sizes inside heads
             return max((rates.get(maker, self.rate) for maker in atom.makers), default=self.rate)
         if len(set(rates.values())) > 1:
             a = next(iter(rates))
             b = next(maker for maker in rates if rates[maker] != rates[a])
             raise SurgeryError(
-                f"width asks for {asked[a]} of {a!r} and {asked[b]} of {b!r}, but both make one width of {atom.size} "
-                "positions (they are added, say): give them the same",
+                f"width asks for {demanded[a]} of {a!r} and {demanded[b]} of {b!r}, but both make one width of "
+                f"{atom.size} positions (their results are added, say): give both the same",
                 code="argument",
             )
         return next(iter(rates.values()), self.rate)
@@ -167,7 +168,8 @@ def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
     if not isinstance(width, Mapping):
         if isinstance(width, nn.Module):
             raise SurgeryError(
-                f"width is a share in (0, 1], got a {type(width).__name__}: a smaller model is `like`", code="argument"
+                f"width is a share in (0, 1], got a {type(width).__name__}: pass a smaller model as `like`",
+                code="argument",
             )
         if not _is_share(width):
             several = isinstance(width, Integral) and int(width) > 1 and not isinstance(width, bool)
@@ -201,75 +203,76 @@ def _is_share(value: Any) -> bool:
 
 
 Scores: TypeAlias = Mapping[str, Tensor]
-"""[size] scores by width. `layer1.conv.weight:0` is the width along axis 0 of that tensor; of an axis along which
-several lie (heads * head dimension) a third number says which of them, from the left: `proj.weight:1:0`."""
+"""Scores [size] by the names of widths. `layer1.conv.weight:0` is the width along axis 0 of this tensor. If several
+widths lie along an axis (heads * head dimension), a second number counts them from the left: `proj.weight:1:0`."""
 
 
 class TracedScores:
-    """Given scores, followed while more is learnt about the axes of a trace: widths may turn out to be one.
+    """The caller's scores, kept with axes of a trace: they stay valid if widths are unified later.
 
     Args:
-        trace: before anything is unified that the forward pass did not show.
-        scores: as `surgery.pruning.importance` gives them.
+        trace: the trace, before anything but the forward pass unifies its axes.
+        scores: scores by width, as `surgery.pruning.importance` returns them.
 
     Raises:
-        SurgeryError: for scores of another model, of other lengths, or that are not finite.
+        SurgeryError: if scores belong to another model, have other lengths, or are not finite.
     """
 
     def __init__(self, trace: Trace, scores: Any):
         widths, traced_axis = traced_widths(trace)
-        self._found = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
+        self._scores = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
         """Return the scores of each atom of a solution of the trace."""
         scores: dict[Atom, Tensor] = {}
-        for axis, values in self._found:
+        for axis, values in self._scores:
             for atom, part in onto_atoms(solution.axis_of(axis), values).items():
                 scores[atom] = scores.get(atom, 0) + part
         return scores
 
 
 def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]:
-    """Return the widths of a trace as it is now by name, and the axis of the trace that each is."""
+    """Return the widths of a trace as it is now, by name, and for each width its axis in the trace."""
     solution = solve(trace)
-    held = [axis for found in trace.tensors.values() for axis in found]
-    return named_widths(solution), {solution.axis_of(atom): atom for axis in held for atom in axes.atoms(axis)}
+    tensor_axes = [axis for along in trace.tensors.values() for axis in along]
+    return named_widths(solution), {solution.axis_of(atom): atom for axis in tensor_axes for atom in axes.atoms(axis)}
 
 
-def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
+def checked_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores") -> dict[str, Tensor]:
     """Return the scores as float64 tensors; SurgeryError if no width has that name, or another length."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
-            f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}", code="argument"
+            f"{option} takes scores by width, as surgery.pruning.importance returns them, got {scores!r}",
+            code="argument",
         )
-    found = {}
+    checked = {}
     for name, values in scores.items():
         if name not in widths:
-            near = difflib.get_close_matches(str(name), widths, n=2)
+            similar = difflib.get_close_matches(str(name), widths, n=2)
             hint = (
-                f"did you mean {' or '.join(map(repr, near))}?"
-                if near
+                f"did you mean {' or '.join(map(repr, similar))}?"
+                if similar
                 else "take surgery.pruning.importance of this model"
             )
-            raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}", code="name")
+            raise SurgeryError(f"{option} has scores of {name!r}, but the model has no such width: {hint}", code="name")
         try:
             values = torch.as_tensor(values).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}", code="argument") from error
         if tuple(values.shape) != (widths[name].size,):
             raise SurgeryError(
-                f"{what} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
+                f"{option} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
                 "positions: take surgery.pruning.importance of this model",
                 code="mismatch",
             )
         if not values.isfinite().all():
             raise SurgeryError(f"scores of {name!r} are not finite: {values.tolist()[:4]}, ...", code="values")
-        found[name] = values
-    return found
+        checked[name] = values
+    return checked
 
 
 def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]]:
-    """Return a function that picks the n positions with the highest scores; of equal ones the first.
+    """Return a function that picks the n positions with the highest scores, and of equal scores the first.
 
     A width whose order matters (`Atom.order`) keeps its first positions.
     """
@@ -283,13 +286,13 @@ def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]
 
 
 def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> Tensor:
-    """Return the scores of an atom; SurgeryError if there are none. What has one position stays, and needs none."""
+    """Return the scores of an atom; SurgeryError if there are none. An atom of one position needs no scores."""
     if atom.size == 1:
         return torch.zeros(1)
     if atom not in scores:
         name = next(name for name, other in named_widths(solution).items() if other is atom)
         raise SurgeryError(
-            f"scores has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
+            f"scores has none for the width {name!r}, which must shrink: add scores of another criterion, "
             "{**importance(by='l1', ...), **scores}, or name its module in keep",
             code="argument",
         )
@@ -300,7 +303,7 @@ INSIDE = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of 
 
 
 class Chosen(NamedTuple):
-    """A choice, and where it comes from.
+    """A choice, with its reasons.
 
     Attributes:
         choice: the positions that stay.
@@ -320,51 +323,51 @@ class Chosen(NamedTuple):
 def choose(solution: Solution, demand: Demand) -> Chosen:
     """Choose positions so that every width shrinks to its share.
 
-    Of a width that is a product (heads * head dimension, groups * channels within a group) exactly one digit shrinks.
+    If a width is a product (heads * head dimension, groups * channels within a group), exactly one digit shrinks.
     Products may share digits, so we choose the cheapest combination of digits for all of them together. A width that no
-    layer makes (the rows of a table) keeps its size, as do the axes of inputs and outputs.
+    layer makes (the rows of a table) keeps its size. The axes of inputs and outputs keep their sizes, too.
     """
     _check_used(solution, demand)
-    reasons = _asked_to_stay(solution, demand)
+    reasons = _reasons_to_keep(solution, demand)
     if demand.choice is not None:
         _check_choice(solution, demand.choice, reasons)
         return Chosen(demand.choice, reasons, [*demand.choice])
     while True:
-        sliced = _sliced(solution, demand, reasons)
+        sliced = _find_sliced(solution, demand, reasons)
         numbers = demand.numbers(sliced) if demand.numbers else {atom: demand.wanted(atom) for atom in sliced}
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
-        torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
-        if not torn:
+        out_of_order = [(axis, why) for axis, why in solution.ordered if not _keeps_first(axis, choice)]
+        if not out_of_order:
             chosen = Chosen(choice, reasons, sliced)
             _check_numbers(solution, demand, chosen)
             return chosen
-        for axis, order in torn:
+        for axis, order in out_of_order:
             why = role(f"{order}; the positions that stay would not be the first ones")
             reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
 
 
 def _check_used(solution: Solution, demand: Demand) -> None:
-    """Raise SurgeryError for a pattern of `width` that decides nothing."""
+    """Raise SurgeryError if a pattern of `width` has no effect."""
     for pattern in demand.rates:
         made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
-        mine = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
-        free = [module for module, axis in mine if not is_whole(axis)]
-        if any(not any(matches(module, kept) for kept in demand.keep) for module in free):
+        decided = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
+        free = [module for module, axis in decided if not is_whole(axis)]
+        if any(not any(matches(module, name) for name in demand.keep) for module in free):
             continue
         why = "no module that it matches makes a width"
-        if made and not mine:
+        if made and not decided:
             why = "an earlier pattern matches the same modules"
         elif free:
-            why = f"keep={list(demand.keep)} names what it matches"
-        elif mine:
-            why = next(atom.why.text for _, axis in mine for atom in atoms(axis))
-        raise SurgeryError(f"width[{pattern!r}] decides nothing: {why}", code="argument")
+            why = f"keep={list(demand.keep)} keeps all that it matches"
+        elif decided:
+            why = next(atom.why.text for _, axis in decided for atom in atoms(axis))
+        raise SurgeryError(f"width[{pattern!r}] has no effect: {why}", code="argument")
 
 
 def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
-    """Raise SurgeryError for an axis that does not keep the number of positions asked for.
+    """Raise SurgeryError if an axis does not keep the number of positions that the caller asked for.
 
-    An output, or what `keep` names, was not to shrink.
+    Axes of inputs and outputs, and axes that `keep` names, are excused, since they must not shrink.
     """
     for module, axis in solution.made:
         pattern = demand.pattern_of(module)
@@ -373,75 +376,75 @@ def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
             continue
         reasons = [chosen.why(atom) for atom in atoms(axis)]
         excused = all(why and why.kind >= Kind.ASKED and why is not INSIDE for why in reasons)
-        if (got := size_of(axis, chosen.choice)) == n or excused:
+        if (size := size_of(axis, chosen.choice)) == n or excused:
             continue
-        asked = f"width[{pattern!r}] asks for {n} positions of the {axis.size} that {module!r} makes"
-        raise SurgeryError(f"{asked}{_why_not(axis, n, got, chosen)}", code="width")
+        text = f"width[{pattern!r}] asks for {n} positions of the {axis.size} that {module!r} makes"
+        raise SurgeryError(f"{text}{_why_not(axis, n, size, chosen)}", code="width")
 
 
-def _why_not(axis: Axis, n: int, got: int, chosen: Chosen) -> str:
-    """Say why an axis cannot keep this number of positions, and which it could."""
+def _why_not(axis: Axis, n: int, size: int, chosen: Chosen) -> str:
+    """Return why an axis cannot keep this number of positions, and which numbers it can keep."""
     if n > axis.size:
-        return ": narrow keeps positions, surgery.widening.widen makes more"
+        return ": narrow only drops positions, use surgery.widening.widen to add some"
     shrinking = [atom for atom in dict.fromkeys(atoms(axis)) if atom in chosen.sliced]
     if not shrinking:
         reasons = [why.text for atom in atoms(axis) if (why := chosen.why(atom))]
-        return f", and all of them stay: {reasons[0] if reasons else 'other widths shrink in its place'}"
+        return f", but all of them stay: {reasons[0] if reasons else 'other widths shrink in its place'}"
 
     def fits(number: int) -> bool:
-        kept = {atom: range(math.ceil(round(number / axis.size * atom.size, 9))) for atom in shrinking}
-        return size_of(axis, kept) == number
+        choice = {atom: range(math.ceil(round(number / axis.size * atom.size, 9))) for atom in shrinking}
+        return size_of(axis, choice) == number
 
-    near = [next(filter(fits, row), 0) for row in (range(n, 0, -1), range(n, axis.size + 1))]
+    nearest = [next(filter(fits, numbers), 0) for numbers in (range(n, 0, -1), range(n, axis.size + 1))]
     return (
-        ", which it cannot keep (heads, groups or other parts of it keep equally many each, or it is several widths in "
-        f"a row): give {' or '.join(str(number) for number in near if number)}, or a share"
+        ", but it cannot keep this number (its heads, groups or other parts keep equal numbers, or several widths lie "
+        f"along it): give {' or '.join(str(number) for number in nearest if number)}, or a share"
     )
 
 
-def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
+def _reasons_to_keep(solution: Solution, demand: Demand) -> dict[Atom, Why]:
+    """Return why the widths that `keep` names must stay."""
     reasons = {}
     for pattern in demand.keep:
-        held = [found for (module, _), found in solution.tensors.items() if matches(module, pattern)]
+        tensors = [tensor_axes for (module, _), tensor_axes in solution.tensors.items() if matches(module, pattern)]
         made = [axis for module, axis in solution.made if matches(module, pattern)]
-        for axis in (*made, *(axis for found in held for axis in found)):
+        for axis in (*made, *(axis for tensor_axes in tensors for axis in tensor_axes)):
             reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
 
 
 def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why]) -> None:
-    """Raise SurgeryError for given positions of a width that is to stay, or that are not the first of an ordered
-    axis.
-    """
+    """Raise SurgeryError if the caller's positions cut a width that must stay, or the start of an ordered axis."""
     names = {atom: name for name, atom in named_widths(solution).items()}
     for atom in choice:
         if atom in reasons:
             raise SurgeryError(
-                f"positions names {names[atom]!r}, and all of it stays: {reasons[atom].text}", code="width"
+                f"positions names {names[atom]!r}, but all of its positions stay: {reasons[atom].text}", code="width"
             )
     for axis, why in solution.ordered:
-        if not _neighbours(axis, choice):
+        if not _keeps_first(axis, choice):
             name = next(names[atom] for atom in atoms(axis) if atom in choice)
             raise SurgeryError(
-                f"positions of {name!r} must leave the first ones of an axis of {axis.size}: {why}", code="width"
+                f"positions of {name!r} must keep the first ones of an axis of {axis.size}: {why}", code="width"
             )
 
 
-def _neighbours(axis: Axis, choice: Choice) -> bool:
-    """Return whether the positions that stay are the first ones."""
+def _keeps_first(axis: Axis, choice: Choice) -> bool:
+    """Return whether the first positions of an axis stay, without a gap."""
     if is_whole(axis) or not any(atom in choice for atom in atoms(axis)):
         return True
     runs = runs_of(axis, choice)
     return len(runs) == 1 and runs[0][0] == 0
 
 
-def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:
-    """Return the atoms that shrink, in the model's order: those that are a width alone, and of each product one
-    digit.
+def _find_sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:
+    """Return the atoms that shrink, in the model's order.
+
+    These are atoms that are no digit of a product, and one digit of each product.
     """
-    lone: dict[Atom, None] = {}
-    bound: set[Atom] = set()  # parts of a digit: they shrink if it is chosen
-    products: dict[_Digits, None] = {}  # the digits of a width that may shrink
+    single: dict[Atom, None] = {}
+    bound: set[Atom] = set()  # atoms inside of a digit: they shrink if the digit is chosen
+    products: dict[_Digits, None] = {}  # for each product the digits that may shrink
 
     def is_free(atom: Atom) -> bool:
         return not atom.why and atom not in reasons
@@ -453,31 +456,31 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
                 if isinstance(digit, Sum):
                     visit(digit)
             if demand.heads == "inside" and all(grouping_of(digit) == "heads" for digit in free):
-                # A number for each head (an attention's sinks), perhaps as (head of keys, query of its group).
+                # One number for each head (such as attention sinks), perhaps as (head of keys, query of its group).
                 reasons.update({atom: INSIDE for digit in free for atom in atoms(digit)})
             elif len(free) > 1:
                 products[tuple(free)] = None
                 bound.update(atom for digit in free if isinstance(digit, Sum) for atom in atoms(digit))
             elif free and isinstance(free[0], Atom):
-                lone[free[0]] = None
+                single[free[0]] = None
 
-    for found in solution.tensors.values():
-        for axis in found:
+    for tensor_axes in solution.tensors.values():
+        for axis in tensor_axes:
             visit(axis)
     sliced: set[Atom | Sum] = {
-        atom for atom in lone if atom not in bound and not any(atom in product for product in products)
+        atom for atom in single if atom not in bound and not any(atom in product for product in products)
     }
     for component in _components(list(products)):
         covers = [
-            _Cover(chosen, component, lone.keys(), solution.written, demand) for chosen in exact_covers(component)
+            _Cover(chosen, component, single.keys(), solution.written, demand) for chosen in exact_covers(component)
         ]
         if covers:
             sliced.update(min(covers, key=_Cover.cost).digits)
             continue
         sizes = [" * ".join(str(d.size) for d in product) for product in component[:4]]
-        why = lost(f"widths of {', '.join(sizes)} share digits, and no choice of digits shrinks each exactly once")
+        why = lost(f"widths of {', '.join(sizes)} share digits, but no choice of digits shrinks each exactly once")
         reasons.update({atom: why for product in component for digit in product for atom in atoms(digit)})
-        return _sliced(solution, demand, reasons)
+        return _find_sliced(solution, demand, reasons)
     shrinks = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
     return [atom for atom in solution.members if atom in shrinks]
 
@@ -486,59 +489,59 @@ _Digits: TypeAlias = tuple[Atom | Sum, ...]
 
 
 class _Cover(NamedTuple):
-    """A choice of digits, exactly one of each of some products, and what choices are compared by."""
+    """A choice of exactly one digit of each of some products, with the data for its cost."""
 
     digits: _Digits
     products: Sequence[_Digits]
-    lone: Collection[Atom]  # what is a width alone elsewhere
-    written: Collection[Axis]  # what the code says as a number, and leaves another digit open
+    single: Collection[Atom]  # atoms that are no digit of a product elsewhere
+    written: Collection[Axis]  # digits with a size in a reshape that leaves another size open
     demand: Demand
 
     def cost(self) -> tuple[int, int, int, float, int, int]:
-        """Return first the heads (few, or many if these are to be dropped), last the place of digits: rather the minor
-        ones.
+        """Return the cost; costs are compared entry by entry.
 
-        In between: widths elsewhere that would keep their size, digits that the code says as a number, the distance
-        from the share asked for, and groups.
+        The entries are: the number of heads (negative if heads are dropped), the widths elsewhere that would keep their
+        size, the digits in `written`, the distance from the share that the caller asked for, the number of groups, and
+        the places of the digits (later digits are cheaper).
         """
         heads = sum(grouping_of(digit) == "heads" for digit in self.digits)
         groups = sum(grouping_of(digit) == "groups" for digit in self.digits)
         others = dict.fromkeys(digit for product in self.products for digit in product)
-        unshrunk = sum(digit in self.lone and digit not in self.digits for digit in others)
+        unshrunk = sum(digit in self.single and digit not in self.digits for digit in others)
         minor = sum(product.index(digit) for product in self.products for digit in product if digit in self.digits)
         written = sum(digit in self.written for digit in self.digits)
         return -heads if self.demand.heads == "drop" else heads, unshrunk, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
-        """Return how far the products' new sizes are from their share."""
+        """Return the distance of the products' new sizes from their shares, relative to their old sizes."""
         total = 0.0
         for product in self.products:
             size = math.prod(digit.size for digit in product)
             digit = next(digit for digit in product if digit in self.digits)
             atom = next(atoms(digit))
-            got = size // digit.size * self.demand.wanted(atom, digit.size)
-            total += abs(got - self.demand.wanted(atom, size)) / size
+            new_size = size // digit.size * self.demand.wanted(atom, digit.size)
+            total += abs(new_size - self.demand.wanted(atom, size)) / size
         return total
 
 
 def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
-    """Yield every choice of elements that takes exactly one of each product.
+    """Yield every choice of elements that takes exactly one element of each product.
 
-    An element that one has twice is not chosen.
+    An element that occurs twice in a product is not chosen.
 
     >>> list(exact_covers([("a", "b"), ("b", "c")]))
     [('a', 'c'), ('b',)]
     """
     twice = {digit for product in products for digit in product if list(product).count(digit) > 1}
 
-    def extend(chosen: tuple, banned: set, left: list[Sequence]) -> Iterator[tuple]:
-        if not left:
+    def extend(chosen: tuple, banned: set, remaining: list[Sequence]) -> Iterator[tuple]:
+        if not remaining:
             yield chosen
             return
-        options = [[digit for digit in product if digit not in banned] for product in left]
+        options = [[digit for digit in product if digit not in banned] for product in remaining]
         for digit in min(options, key=len):
-            covered = {other for product in left if digit in product for other in product}
-            yield from extend((*chosen, digit), banned | covered, [p for p in left if digit not in p])
+            covered = {other for product in remaining if digit in product for other in product}
+            yield from extend((*chosen, digit), banned | covered, [p for p in remaining if digit not in p])
 
     yield from extend((), twice, list(products))
 

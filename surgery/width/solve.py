@@ -1,8 +1,8 @@
-"""What is known of a model's axes after it was traced: nothing here changes any more.
+"""Solve a trace: put a model's axes into a normal form, which does not change any more.
 
-Its axes are the axes of `surgery.width.axes` in a normal form: a product's digits are atoms or sums, a sum's terms are
-atoms or products, and each atom is one object wherever it lies. A *choice* says which positions of each atom stay, and
-everything else follows from it.
+In the normal form of the axes of `surgery.width.axes` a product's digits are atoms or sums, and a sum's terms are atoms
+or products. Each atom is one object wherever it lies. A *choice* says which positions of each atom stay. The positions
+of all other axes follow from it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from surgery.width.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """Positions about which nothing more is known: a width.
+    """A width: an axis that has no parts.
 
     Attributes:
-        size: how many there are.
-        why: why all of them must stay; None if they need not.
-        grouping: "heads" or "groups" if its positions tell these apart.
-        order: why its positions can be neither chosen freely nor put in another order; the first ones may stay, unless
-            all must. "" if they can.
+        size: the number of positions.
+        why: why all positions must stay; None if positions can be dropped.
+        grouping: "heads" or "groups" if each position stands for a head or a group; else "".
+        order: why positions can neither be chosen freely nor be permuted; only the first positions can be kept (or all,
+            if `why` says so). "" if the order does not matter.
         makers: names of the modules whose layers make these features.
     """
 
@@ -49,7 +49,7 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A mixed radix number; the last digit changes fastest."""
+    """An axis numbered by several digits (a mixed radix number); the last digit changes fastest."""
 
     parts: tuple["Atom | Sum", ...]
 
@@ -64,7 +64,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Terms one after the other."""
+    """An axis of several terms, one after the other."""
 
     parts: tuple["Atom | Product", ...]
 
@@ -80,7 +80,7 @@ class Sum:
 Axis: TypeAlias = Atom | Product | Sum
 Axes: TypeAlias = tuple[Axis, ...]
 Choice: TypeAlias = Mapping[Atom, Sequence[int]]
-"""The positions of atoms that stay; atoms that it does not name keep all."""
+"""The positions that stay, by atom; atoms without an entry keep all positions."""
 
 
 def digits(axis: Axis) -> list[Atom | Sum]:
@@ -103,45 +103,45 @@ def atoms(axis: Axis) -> Iterator[Atom]:
 
 
 def grouping_of(axis: Axis) -> str:
-    """ "heads" or "groups" if the positions of an axis tell these apart, all of them the same."""
-    found = {atom.grouping for atom in atoms(axis)} if not isinstance(axis, Product) else {""}
-    return found.pop() if len(found) == 1 else ""
+    """Return the grouping that all atoms of an axis have; "" if they differ, and for a product."""
+    groupings = {atom.grouping for atom in atoms(axis)} if not isinstance(axis, Product) else {""}
+    return groupings.pop() if len(groupings) == 1 else ""
 
 
 def is_whole(axis: Axis) -> bool:
-    """Return whether every position of this axis must stay."""
+    """Return whether all positions of an axis must stay."""
     return all(atom.why for atom in atoms(axis))
 
 
 def size_of(axis: Axis, choice: Choice) -> int:
-    """Return how many positions stay."""
+    """Return how many positions of an axis stay."""
     if isinstance(axis, Atom):
-        kept = choice.get(axis)
-        return axis.size if kept is None else len(kept)
+        positions = choice.get(axis)
+        return axis.size if positions is None else len(positions)
     sizes = [size_of(part, choice) for part in axis.parts]
     return sum(sizes) if isinstance(axis, Sum) else prod(sizes)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a trace shows: the axes of each tensor and of each operation.
+    """The solved axes of each tensor and of each operation of a trace.
 
     Attributes:
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
-        parameters: the keys of those that are parameters.
+        parameters: the keys in `tensors` of the parameters.
         steps: the operations in order, with solved axes.
-        modes, lengths, outputs: for each forward pass whether it was in training mode, how many of the steps it has,
-            and the axes of the output's tensors.
-        returned: for each forward pass where the output's tensors came from, as a step's `sources`.
+        modes, lengths, outputs: for each forward pass, whether it was in training mode, its number of steps, and the
+            axes of the output's tensors.
+        returned: for each forward pass, where the output's tensors came from, in the form of `Step.sources`.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
-        written: digits whose sizes the code says where a reshape leaves another one open.
-        unused: keys of `tensors` that no operation used, of more than one element.
-        untrained: why no pass was in training mode though the model does something else there, or "".
-        reads: what operations took of the numbers that the model's attributes hold, with the solved axes.
-        compared: such numbers that the code found equal to another number.
-        members: where each atom lies: keys of `tensors` with the position of the axis.
-        axis_of: from an axis of the trace to its solved axis.
+        written: digits of the results of reshapes that leave one size open (-1): the digits with a size in the call.
+        unused: the keys in `tensors` of tensors that no operation used, if they have more than one element.
+        untrained: why training mode was not traced although the model computes something else there; else "".
+        reads: the operations that used numbers of the model's attributes, with the solved axes.
+        compared: numbers of the model's attributes that the code found equal to another number.
+        members: the places of each atom: keys of `tensors`, each with the number of the axis.
+        axis_of: a function from an axis of the trace to its solved axis.
     """
 
     tensors: Mapping[tuple[str, str], Axes]
@@ -163,59 +163,60 @@ class Solution:
 
 
 def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -> Solution:
-    """Return what a trace shows now. Solve again after two of its axes were unified.
+    """Return the solution of a trace. After axes of the trace were unified, solve it again.
 
     Args:
-        whole: why atoms of the trace keep their size, where the trace itself has no reason.
+        whole: why atoms of the trace keep their size, if the trace itself has no reason.
     """
-    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole, trace.steps)
-    tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
+    solver = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole, trace.steps)
+    tensors = {key: solver.all(tensor_axes) for key, tensor_axes in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
-    for key, found in tensors.items():
-        for position, axis in enumerate(found):
+    for key, tensor_axes in tensors.items():
+        for number, axis in enumerate(tensor_axes):
             for atom in dict.fromkeys(atoms(axis)):
-                members.setdefault(atom, []).append((key, position))
+                members.setdefault(atom, []).append((key, number))
     return Solution(
         tensors,
         frozenset(trace.parameters),
-        [freeze.step(step) for step in trace.steps],
+        [solver.step(step) for step in trace.steps],
         trace.modes,
         trace.lengths,
-        [[freeze.all(found) for found in output] for output in trace.outputs],
+        [[solver.all(tensor_axes) for tensor_axes in output] for output in trace.outputs],
         trace.returned,
-        [(module, freeze(axis)) for module, axis in trace.made],
-        list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),
-        frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
+        [(module, solver(axis)) for module, axis in trace.made],
+        list(dict.fromkeys((solver(axis), why) for axis, why in trace.ordered)),
+        frozenset(digit for axis in trace.written for digit in digits(solver(axis))),
         trace.unused,
         trace.untrained,
-        [Read(read.number, tuple(dict.fromkeys(freeze.all(read.axes))), read.steps) for read in trace.reads],
+        [Read(read.number, tuple(dict.fromkeys(solver.all(read.axes))), read.steps) for read in trace.reads],
         list(dict.fromkeys(trace.tracking.compared)),
         members,
-        freeze,
+        solver,
     )
 
 
 SUMS = {
     "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution", "_grouped_mm",
 }  # fmt: skip
+"""Matrix products and convolutions: they sum over an axis of each of two inputs."""
 
 
 def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
-    """(input, axis, atoms) of the two axes that a product sums together; nothing for another step."""
+    """Yield (input, axis, atoms) for both axes that a product in `SUMS` sums over; nothing for other steps."""
     if step.name not in SUMS:
         return
     first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
     x, w = step.inputs[first : first + 2]
     if "convolution" in step.name:
-        axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
-        own: Any = step.numbers.get("groups")
-        groups = set() if own is None else set(atoms(own))
-        summed = [atom for atom in atoms(w[other]) if atom not in groups]
+        x_axis, w_axis = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
+        group_axis: Any = step.numbers.get("groups")
+        groups = set() if group_axis is None else set(atoms(group_axis))
+        summed = [atom for atom in atoms(w[w_axis]) if atom not in groups]
     else:
-        axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
-        summed = list(atoms(x[axis]))
-    yield first, axis, summed
-    yield first + 1, other, summed
+        x_axis, w_axis = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
+        summed = list(atoms(x[x_axis]))
+    yield first, x_axis, summed
+    yield first + 1, w_axis, summed
 
 
 def summed_over(solution: Solution) -> set[Atom]:
@@ -224,11 +225,12 @@ def summed_over(solution: Solution) -> set[Atom]:
 
 
 def read_by_layers(solution: Solution) -> set[Atom]:
-    """Return the atoms over which a product of features and of a tensor of the model sums.
+    """Return the atoms that a product of features with a tensor of the model sums over.
 
-    Features are what weights helped to compute; a fixed function of the input (its sines, a one-hot code) has none.
+    Features are results that weights helped to compute. A fixed function of the input (such as its sines or a one-hot
+    code) is not a feature.
     """
-    has_weights: list[bool] = []  # by step whether a parameter helped to compute its result
+    has_weights: list[bool] = []  # for each step whether a parameter helped to compute its result
 
     def is_of_weights(source: Any) -> bool:
         if source is None:
@@ -236,7 +238,7 @@ def read_by_layers(solution: Solution) -> set[Atom]:
         return source in solution.parameters if isinstance(source[0], str) else has_weights[source[0]]
 
     def is_feature(source: Any, atom: Atom) -> bool:
-        """Return whether weights helped to compute an atom's positions; of a concatenation, those of its own part."""
+        """Return whether weights helped to compute an atom's positions; in a concatenation, only its part counts."""
         if not is_of_weights(source) or isinstance(source[0], str) or (step := solution.steps[source[0]]).name != "cat":
             return is_of_weights(source)
         parts = zip(step.sources, step.inputs)
@@ -247,27 +249,27 @@ def read_by_layers(solution: Solution) -> set[Atom]:
             source = solution.steps[source[0]].sources[0]
         return source is not None and isinstance(source[0], str)
 
-    found: set[Atom] = set()
+    read_atoms: set[Atom] = set()
     for step in solution.steps:
         has_weights.append(any(map(is_of_weights, step.sources)))
         (x, _, summed), (w, _, _) = tuple(factors(step)) or ((0, 0, []), (0, 0, []))
-        for one, other in ((x, w), (w, x)) if summed else ():
-            if is_held(step.sources[one]):
-                found |= {atom for atom in summed if is_feature(step.sources[other], atom)}
-    return found
+        for held, features in ((x, w), (w, x)) if summed else ():
+            if is_held(step.sources[held]):
+                read_atoms |= {atom for atom in summed if is_feature(step.sources[features], atom)}
+    return read_atoms
 
 
 _LAYOUTS = {"t", "transpose", "permute", "view", "unsqueeze", "squeeze", "expand"}
 
 
 class Solver:
-    """Gives each class of axes its solved axis.
+    """Computes the solved axis of each class of unified axes.
 
     Args:
-        held: the axes of tensors that a model holds; an atom of these that nothing makes must keep its size.
+        held: the axes of tensors that a model holds. If nothing makes an atom of these axes, it must keep its size.
         made: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
-        whole: why atoms without a reason of their own must keep their size.
+        whole: why atoms must keep their size, if they have no other reason.
         steps: the operations.
     """
 
@@ -281,16 +283,17 @@ class Solver:
     ):
         self._whole = whole
         self._known: dict[axes.Axis, Axis] = {}
-        self._held = {atom for found in held for axis in found for atom in axes.atoms(axis)}
+        self._held = {atom for tensor_axes in held for axis in tensor_axes for atom in axes.atoms(axis)}
         self._order: dict[axes.Axis, str] = {}
         for axis, why in ordered:
             for atom in axes.atoms(axis):
                 self._order.setdefault(atom, why)
         self._makers: dict[axes.Axis, dict[str, None]] = {}
         made = list(made)
+        # atoms that are part of a digit in an axis of several digits
         inside = {
             atom
-            for axis in (*(axis for _, axis in made), *(axis for found in held for axis in found))
+            for axis in (*(axis for _, axis in made), *(axis for tensor_axes in held for axis in tensor_axes))
             for term in axes.terms(axis)
             if len(parts := axes.digits(term)) > 1
             for part in parts
@@ -299,8 +302,8 @@ class Solver:
         for module, axis in made:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
-        alone = {axes.find(axis) for _, axis in made} - inside - set(_counting_layers(steps, self._makers.keys()))
-        self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels beside which nothing lies in a head
+        alone = {axes.find(axis) for _, axis in made} - inside - set(_matrix_counts(steps, self._makers.keys()))
+        self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels that are not part of a head
 
     def __call__(self, axis: axes.Axis) -> Axis:
         axis = axes.find(axis)
@@ -308,8 +311,8 @@ class Solver:
             self._known[axis] = self._new(axis)
         return self._known[axis]
 
-    def all(self, found: Sequence[axes.Axis]) -> Axes:
-        return tuple(map(self, found))
+    def all(self, tensor_axes: Sequence[axes.Axis]) -> Axes:
+        return tuple(map(self, tensor_axes))
 
     def step(self, step: Step[axes.Axis]) -> Step[Axis]:
         def number(axis: Any) -> Any:
@@ -318,8 +321,8 @@ class Solver:
         return Step(
             step.name,
             step.module,
-            [self.all(found) for found in step.inputs],
-            [self.all(found) for found in step.outputs],
+            [self.all(tensor_axes) for tensor_axes in step.inputs],
+            [self.all(tensor_axes) for tensor_axes in step.outputs],
             step.sources,
             {key: number(axis) for key, axis in step.numbers.items()},
             step.scalars,
@@ -339,12 +342,12 @@ class Solver:
         if axis.kind == "product":
             parts = tuple(part for digit in axes.digits(axis) for part in digits(self(digit)))
             return parts[0] if len(parts) == 1 else Product(parts)
-        in_row = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
-        return in_row[0] if len(in_row) == 1 else Sum(in_row)
+        flat = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
+        return flat[0] if len(flat) == 1 else Sum(flat)
 
 
-def _counting_layers(steps: Iterable[Step[axes.Axis]], made: Collection[axes.Axis]) -> Iterator[axes.Axis]:
-    """Yield the atoms that count matrices side by side, each of them from features to features: experts, say."""
+def _matrix_counts(steps: Iterable[Step[axes.Axis]], made: Collection[axes.Axis]) -> Iterator[axes.Axis]:
+    """Yield the atoms that count matrices side by side (such as experts), if these map features to features."""
     for step in steps:
         if step.name in ("bmm", "baddbmm"):
             _, read, features = step.inputs[-1]
@@ -356,15 +359,15 @@ SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes"
 
 
 def named_widths(solution: Solution) -> dict[str, Atom]:
-    """Return a model's widths, each by the name of the axis where it lies with the fewest others."""
-    found = {}
+    """Return a model's widths by name. The name is of the axis that the width shares with the fewest others."""
+    widths = {}
     for atom, members in solution.members.items():
         if atom.size > 1:
             places = [(key, axis, parts_of(solution.tensors[key][axis])) for key, axis in members]
             key, axis, parts = min(places, key=lambda place: len(place[2]))
             part = f":{parts.index(atom)}" if len(parts) > 1 else ""
-            found[f"{joined(*key)}:{axis}{part}"] = atom
-    return found
+            widths[f"{joined(*key)}:{axis}{part}"] = atom
+    return widths
 
 
 def parts_of(axis: Axis) -> list[Atom]:
@@ -373,7 +376,7 @@ def parts_of(axis: Axis) -> list[Atom]:
 
 
 def occurrences(axis: Axis, atom: Atom) -> Tensor:
-    """[times, atom.size]: where an atom's positions lie on an axis, each time that it occurs.
+    """Return the places of an atom's positions on an axis, each time that it occurs: [times, atom.size].
 
     >>> heads, width = Atom(2), Atom(3)
     >>> occurrences(Product((heads, width)), width).tolist()
@@ -392,19 +395,19 @@ def _occurrences(axis: Axis, atom: Atom) -> Iterator[Tensor]:
     elif isinstance(axis, Sum):
         start = 0
         for part in axis.parts:
-            yield from (start + found for found in _occurrences(part, atom))
+            yield from (start + places for places in _occurrences(part, atom))
             start += part.size
     elif isinstance(axis, Product):
         major, minor = 1, axis.size
         for digit in axis.parts:
             minor //= digit.size
             others = (torch.arange(major)[:, None] * digit.size * minor + torch.arange(minor)).view(-1, 1, 1)
-            yield from ((others + found * minor).flatten(0, 1) for found in _occurrences(digit, atom))
+            yield from ((others + places * minor).flatten(0, 1) for places in _occurrences(digit, atom))
             major *= digit.size
 
 
 def onto_atoms(axis: Axis, values: Tensor) -> dict[Atom, Tensor]:
-    """From one number for each position of an axis to sums for each position of its atoms.
+    """Sum the numbers of an axis's positions for each position of its atoms.
 
     >>> heads, width = Atom(2), Atom(3)
     >>> list(onto_atoms(Product((heads, width)), torch.arange(6)).values())
