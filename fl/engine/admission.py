@@ -368,7 +368,7 @@ def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
         return 0.0, f"it differs from the loop by {result['distance']:.1g} of what clients learn"
     if not result["rounding"] <= ROUNDING * result["own_rounding"] + TOLERANCE:
         share, loop_share = result["rounding"], result["own_rounding"]
-        return 0.0, f"rounding moves it by {share:.1g} of what clients learn, and the loop by {loop_share:.1g}"
+        return 0.0, f"rounding moves it by {share:.1g} of what clients learn, but the loop by {loop_share:.1g}"
     if deterministic and result["repeats"] < result["loop_repeats"]:
         return 0.0, "it does not repeat itself (it may with --no-deterministic)"
     if slow < FASTER * fast:
@@ -402,7 +402,8 @@ def _shorten(group: Group, clients: int, longest: int) -> Group:
 def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
     """Estimate the seconds of the loop for these clients, from a few steps of one client of each group.
 
-    The first measurement takes longer, since libraries set themselves up. If even this one is below `least`, it counts.
+    The first measurement takes longer, since libraries set themselves up. If even this is below `least`, it is
+    returned.
     """
     short = [_shorten(group, 1, group[0].batches.steps[0]) for group in groups]
     times = [sum(job.batches.steps) / few[0].batches.steps[0] for few, (job, _, _) in zip(short, groups)]
@@ -416,7 +417,7 @@ def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions inside functions, too (most objectives are such), for a process of the same Python."""
+    """Pickles functions inside functions, too (most objectives are), for a process with the same Python version."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
