@@ -50,12 +50,12 @@ class Demand:
 
     Attributes:
         rate: the share of every width that stays.
-        rates: other shares by pattern, for the widths that matching modules make; or (int) the number of positions of
+        rates: other shares by pattern, for the widths that matching modules make. An int is the number of positions of
             each axis that they make. The first pattern that matches counts.
         keep: patterns of modules whose tensors keep their size.
-        heads: inside: attention shrinks within its heads; drop: attention loses heads.
-        rounding: a function from a share of a size to the number of positions that stay; or (int) this number becomes a
-            multiple of it.
+        heads: how attention shrinks: inside its heads (inside), or by whole heads (drop).
+        rounding: a function from a share of a size to the number of positions that stay; or an int, which this number
+            becomes a multiple of.
         pick: chooses the positions that stay.
         numbers: a function from widths to the number of positions of each that stays; None: by their shares.
         choice: the positions that stay, if the caller gives them; a width without an entry keeps its size.
@@ -352,7 +352,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
         made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
         decided = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
         free = [module for module, axis in decided if not is_whole(axis)]
-        if any(not any(matches(module, name) for name in demand.keep) for module in free):
+        if any(not any(matches(module, keep_pattern) for keep_pattern in demand.keep) for module in free):
             continue
         why = "no module that it matches makes a width"
         if made and not decided:

@@ -137,7 +137,7 @@ class Solution:
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         written: digits of the results of reshapes that leave one size open (-1): the digits with a size in the call.
         unused: the keys in `tensors` of tensors that no operation used, if they have more than one element.
-        untrained: why training mode was not traced although the model computes something else there; else "".
+        untrained: why training mode was not traced although the model computes something else there; or "".
         reads: the operations that used numbers of the model's attributes, with the solved axes.
         compared: numbers of the model's attributes that the code found equal to another number.
         members: the places of each atom: keys of `tensors`, each with the number of the axis.

@@ -64,7 +64,7 @@ class Trace:
         lengths: the number of steps of each forward pass.
         outputs, returned: for each forward pass, the axes of the output's tensors, and where these tensors came from.
         unused: the keys in `tensors` of tensors that no operation used, if they have more than one element.
-        untrained: why training mode was not traced although the model computes something else there; else "".
+        untrained: why training mode was not traced although the model computes something else there; or "".
         summed: for each result of a matrix product the axis that the product sums over.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
