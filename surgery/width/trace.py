@@ -317,7 +317,7 @@ class _Computed(TorchFunctionMode):
         """
         if not all(self._sources([tensor]) for tensor in tensors):
             raise SurgeryError(
-                "`output` returns a tensor that torch did not compute from the model's result, so it is not known "
+                "`output` gives a tensor that torch did not compute from the model's result, so it is not known "
                 "which tensors must keep their shapes: let it pick tensors only, as `lambda result: result.logits`",
                 code="argument",
             )
