@@ -43,7 +43,7 @@ class FedMROptions:
 
 
 def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
-    """Train K models, each on a client of its own; then shuffle each layer among the models.
+    """Keep K models: train each on a client of its own, then shuffle each layer among them.
 
     The i-th model goes to the i-th sampled client. The global model is the uniform mean of the K trained models, taken
     before recombination. It is evaluated and deployed, but never trained (except in stage 1, where it replaces all K
