@@ -254,7 +254,9 @@ def read_by_layers(solution: Solution) -> set[Atom]:
         has_weights.append(any(map(is_of_weights, step.sources)))
         (x, _, summed), (w, _, _) = tuple(factors(step)) or ((0, 0, []), (0, 0, []))
         for held, features in ((x, w), (w, x)) if summed else ():
-            if is_held(step.sources[held]):
+            # a weight that multiplies a buffer (coordinates, say) reads it; the buffer does not read the weight
+            is_input = is_held(step.sources[features]) and not is_of_weights(step.sources[held])
+            if is_held(step.sources[held]) and not is_input:
                 read_atoms |= {atom for atom in summed if is_feature(step.sources[features], atom)}
     return read_atoms
 

@@ -84,6 +84,27 @@ def test_fixed_features_beside_hidden_ones_are_no_widths(caplog):
     assert not caplog.records
 
 
+class Relative(nn.Module):
+    """Attention whose bias two layers compute from coordinates in a buffer, as in timm's relative positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.fc1, self.fc2 = nn.Linear(16, 48), nn.Linear(2, 12), nn.Linear(12, 1)
+        self.register_buffer("places", torch.randn(5, 5, 2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        bias = self.fc2(self.fc1(self.places).relu())[..., 0]
+        return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
+
+
+def test_coordinates_in_a_buffer_are_no_width(caplog):
+    small, _ = narrow(net := nn.Sequential(Relative(), nn.Linear(16, 3)), 0.5, torch.randn(2, 5, 16), strict=True)
+    assert (small[0].fc1.in_features, small[0].fc1.out_features) == (2, 6)
+    assert small[0].places.shape == net[0].places.shape
+    assert not caplog.records
+
+
 class Packed(nn.Module):
     """Sequences of several lengths, of the input or of embeddings."""
 
