@@ -11,46 +11,34 @@ The choice is made before the first round, so that one backend trains the whole 
 backend. If trials would take more than `SHARE` of the run, nothing is tried, and the loop trains the run.
 """
 
-import hashlib
-import importlib
 import json
 import logging
-import marshal
 import operator
 import os
-import pickle
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from types import CellType, FunctionType
-from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from fl.base.errors import FLError, reason
 from fl.base.files import write_json
-from fl.base.torch_private import tree_map
-from fl.data.inputs import map_inputs
 from fl.distributed import current
+from fl.engine.conditions import describe, name_device
 from fl.engine.eager import loop
-from fl.engine.job import Group, Results
-from fl.engine.precision import arithmetic
+from fl.engine.job import Group
 from fl.engine.progress import shown
-from surgery import Stack
+from fl.engine.trial import Backend, Pickle, clock, first_steps, shorten
 
 _log = logging.getLogger("fl")
 
-Backend: TypeAlias = Callable[[Sequence[Group]], list[Results]]
 
 SHARE = 0.02
 """The largest share of the run's time that trials may take; the run's time is estimated with the loop."""
@@ -74,7 +62,6 @@ LeNet by 5e-2 to 3e-1 in bfloat16 on a CPU. So a candidate must agree in float32
 """
 
 _BUSY_ERRORS = "out of memory", "busy or unavailable"  # of a device that other processes use, perhaps only now
-_STEPS = 8  # steps in a trial of the client with the most steps; other clients make fewer, in proportion
 _spent = 0.0  # seconds that the trials of this process took
 _known: dict[str, Any] = {}  # outcomes of this process, in case the file cannot be written
 
@@ -125,103 +112,6 @@ def choose(groups: Sequence[Group], candidates: Mapping[str, Backend], chosen: d
         _log.warning("--backend auto on %s: %s", device_name, outcome)
         chosen[key] = outcome.backend
     return chosen[key]
-
-
-def name_device(device: torch.device) -> str:
-    """Return the name of a device, with the versions of the libraries that compute on it."""
-    name, versions = device.type, [f"torch {torch.__version__}"]
-    with suppress(RuntimeError, AssertionError):
-        if device.type == "cuda":
-            name = torch.cuda.get_device_name(device)
-            platform = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-            versions += [platform, f"cuDNN {torch.backends.cudnn.version()}"]
-    return f"{name} ({', '.join(versions)})"
-
-
-def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
-    """Return the models' classes, and a digest of all that a trial depends on, except the device.
-
-    The digest rounds the number of clients up to a power of two, and the ratio of the mean to the largest number of
-    steps down to a quarter.
-    """
-    steps = [n for job, _, _ in groups for n in job.batches.steps]
-    clients, equality = 1 << (len(steps) - 1).bit_length(), 4 * sum(steps) // (len(steps) * max(steps))
-    computations = sorted({_describe_step(group) for group in groups})
-    content = json.dumps(
-        [_own_code(), _environment(), sorted(candidates), clients, equality, len(computations), computations]
-    )
-    names = " and ".join(sorted({type(job.model).__name__ for job, _, _ in groups}))
-    return f"{names} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-
-def _describe_step(group: Group) -> str:
-    """Describe what a step of these clients computes, without the values of weights and the learning rate."""
-    job, starts, context = group
-    per_sample = {} if job.per_sample is None else {"": job.per_sample}
-    shapes = _shapes([context, per_sample])
-    inputs = map_inputs(lambda t: str((tuple(t.shape[1:]), t.dtype)), job.data.x)
-    step = job.batches.size, job.batches.augment, job.optimizer._replace(lr=0.0), job.precision, job.trainable()
-    functions = (
-        type(job.optimizer).__name__,
-        _describe_function(job.objective, set()),
-        _describe_function(job.ascent, set()),
-    )
-    return str((_describe_model(job.model, starts), shapes, inputs, step, functions))
-
-
-_MODEL_DIGESTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-
-def _describe_model(model: nn.Module, starts: Stack) -> str:
-    """Return a digest of a model's layers, of its modules' code and of its shapes, computed once for each model."""
-    if model not in _MODEL_DIGESTS:
-        code = [type(module).forward.__code__.co_code for module in model.modules() if _has_code(type(module))]
-        text = re.sub(r" at 0x[0-9a-f]+", "", str((model, code, _shapes(starts))))
-        _MODEL_DIGESTS[model] = hashlib.sha256(text.encode()).hexdigest()
-    return _MODEL_DIGESTS[model]
-
-
-def _shapes(stacks: Any) -> Any:
-    return tree_map(lambda t: (tuple(t.shape[1:]), t.dtype), stacks)
-
-
-def _has_code(kind: type) -> bool:
-    return isinstance(getattr(kind, "forward", None), FunctionType)
-
-
-def _describe_function(value: Any, seen: set[int]) -> Any:
-    """Return the name and the code of a function and of the functions in its closure; of another value its type."""
-    if not isinstance(value, FunctionType) or id(value) in seen:
-        return type(value).__qualname__
-    seen.add(id(value))
-    inner = [_describe_function(function, seen) for function in _closure(value) if isinstance(function, FunctionType)]
-    return value.__module__, value.__qualname__, value.__code__.co_code, inner
-
-
-def _closure(function: FunctionType) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or ()]
-
-
-@cache
-def _own_code() -> str:
-    """Return a digest of the engine's files, since the package's version stays the same while code changes."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-_SWITCHES = ("CUDA_", "CUBLAS", "CUDNN_", "PYTORCH_", "NVIDIA_TF32")
-
-
-def _environment() -> list[str]:
-    """Return the driver's version, and the variables by which CUDA and torch choose kernels and memory."""
-    settings = [
-        f"{name}={value}"
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_SWITCHES) and name != "CUDA_VISIBLE_DEVICES"
-    ]
-    with suppress(OSError):
-        settings.append(Path("/proc/driver/nvidia/version").read_text())
-    return settings
 
 
 # The file
@@ -281,7 +171,7 @@ def _decide(
         with tempfile.TemporaryDirectory(prefix="fl-backends-", ignore_cleanup_errors=True) as folder:
             trial = Path(folder) / "trial"
             try:
-                torch.save((_first_steps(groups), dict(candidates)), trial, pickle_module=_Pickle)
+                torch.save((first_steps(groups), dict(candidates)), trial, pickle_module=Pickle)
             except Exception as error:  # any part of a model or of an objective may raise one
                 why = f"the model or the objective cannot be sent to another process: {reason(error)}"
                 return Outcome(left_out={names: why}, late=-1.0)
@@ -328,7 +218,7 @@ def _compare(
 
 
 def _start(trial: Path, name: str, device: torch.device) -> subprocess.Popen:
-    program = f"from fl.engine.admission import attend; attend({str(trial)!r}, {name!r}, {str(device)!r})"
+    program = f"from fl.engine.trial import attend; attend({str(trial)!r}, {name!r}, {str(device)!r})"
     paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with trial.with_name(f"{name}.log").open("wb") as log:
         return subprocess.Popen(
@@ -376,164 +266,18 @@ def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
     return slow / fast, ""
 
 
-def _first_steps(groups: Sequence[Group]) -> list[Group]:
-    """Return the same clients with few steps, only the samples of these steps, and the first client's start."""
-    longest = max(max(job.batches.steps) for job, _, _ in groups)
-    return [_shorten(group, len(group[0].batches.steps), longest) for group in groups]
-
-
-def _shorten(group: Group, clients: int, longest: int) -> Group:
-    job, starts, context = group
-    batches, size = job.batches, job.batches.size
-    steps = tuple(max(1, min(n, n * _STEPS // longest)) for n in batches.steps[:clients])
-    rows = batches.rows[:clients, : max(steps)]
-    samples, places = torch.unique(rows[..., :size], return_inverse=True)
-    data = job.data.taken(samples)
-    test = map_inputs(lambda t: t[:1].to(data.device), data.test_x), data.test_y[:1].to(data.device)
-    data = replace(data, test_x=test[0], test_y=test[1], owners=None, test_owners=None, owner_names=())
-    real = batches.real and tuple(counts[:n] for counts, n in zip(batches.real, steps))
-    batches = batches._replace(rows=torch.cat([places, rows[..., size:]], -1), steps=steps, real=real)
-    per_sample = None if job.per_sample is None else job.per_sample[samples]
-    job = replace(job, data=data, batches=batches, per_sample=per_sample)
-    # All clients have the first client's start, so that the file holds one model instead of K.
-    return job, *tree_map(lambda t: t[:1].clone().expand(clients, *t.shape[1:]), (starts, context))
-
-
 def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
     """Estimate the seconds of the loop for these clients, from a few steps of one client of each group.
 
     The first measurement takes longer, since libraries set themselves up. If even this is below `least`, it is
     returned.
     """
-    short = [_shorten(group, 1, group[0].batches.steps[0]) for group in groups]
+    short = [shorten(group, 1, group[0].batches.steps[0]) for group in groups]
     times = [sum(job.batches.steps) / few[0].batches.steps[0] for few, (job, _, _) in zip(short, groups)]
 
     def estimate() -> float:
-        seconds = [_clock(partial(loop, [group]), group[0].device)[1] for group in short]
+        seconds = [clock(partial(loop, [group]), group[0].device)[1] for group in short]
         return sum(map(operator.mul, seconds, times))
 
     with shown(None):
         return first if (first := estimate()) < least else min(estimate(), estimate())
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles functions inside functions, too (most objectives are), for a process with the same Python version."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
-            raise pickle.PicklingError(f"{value.__qualname__} is defined in the program itself, not in a module")
-        if not isinstance(value, FunctionType) or "<locals>" not in value.__qualname__:
-            return NotImplemented
-        names = value.__name__, value.__qualname__, value.__module__
-        return _make_function, (
-            marshal.dumps(value.__code__),
-            names,
-            value.__defaults__,
-            value.__kwdefaults__,
-            _closure(value),
-        )
-
-
-class _Pickle:
-    """Stands for the module `pickle` in `torch.save`."""
-
-    Pickler = _Pickler
-
-
-def _make_function(
-    code: bytes, names: tuple[str, str, str], defaults: Any, keywords: Any, closure: list[Any]
-) -> FunctionType:
-    """Make a function from what `_Pickler` has written."""
-    name, qualified, module = names
-    namespace = importlib.import_module(module).__dict__
-    function = FunctionType(marshal.loads(code), namespace, name, defaults, tuple(map(CellType, closure)))
-    function.__kwdefaults__, function.__qualname__ = keywords, qualified
-    return function
-
-
-# In the process of a candidate
-
-
-def attend(trial: str, name: str, device: str) -> None:
-    """Wait for the line that starts the trial, try one candidate, and write the result beside the trial."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, Linux ends this process
-    limit = sys.stdin.readline()  # by now all is imported, but no device is in use
-    if not limit:  # the run has ended
-        return
-    if hasattr(signal, "alarm"):
-        signal.alarm(int(float(limit)) + 10)  # ends this process, whatever happens to the run
-    try:
-        groups, candidates = torch.load(trial, map_location=device, weights_only=False)
-        result = measure(candidates[name], groups)
-    except Exception as error:  # a candidate that raises any error is left out
-        result = {"error": f"{type(error).__name__}: {reason(error)}"[:300]}
-    write_json(Path(f"{trial}").with_name(f"{name}.json"), result)
-
-
-def measure(backend: Backend, groups: Sequence[Group]) -> dict[str, Any]:
-    """Train with a backend and with the loop, from the same starts. Return their distances and their seconds."""
-    exact_groups = [(replace(job, precision=job.precision._replace(name="float32")), *rest) for job, *rest in groups]
-    expected, loop_repeats, slow = _measure(loop, groups)
-    results, repeats, fast = _measure(backend, groups)
-    exact_expected, exact_results = expected, results
-    if groups[0][0].precision.name != "float32":
-        (exact_expected, *_), (exact_results, *_) = _measure(loop, exact_groups), _measure(backend, exact_groups)
-    return {
-        "distance": _distance(exact_results, exact_expected, groups),
-        "rounding": _distance(results, exact_expected, groups),
-        "own_rounding": _distance(expected, exact_expected, groups),
-        "repeats": repeats,
-        "loop_repeats": loop_repeats,
-        "seconds": (slow, fast),
-    }
-
-
-def _measure(backend: Backend, groups: Sequence[Group]) -> tuple[list[Results], bool, float]:
-    """Train three times. Return (results, whether they repeat, least seconds of the last two times)."""
-    job = groups[0][0]
-    with torch.inference_mode(False), torch.enable_grad(), arithmetic(job.precision, job.device):
-        first = backend(groups)
-        timed = [_clock(lambda: backend(groups), job.device) for _ in range(2)]
-    same = all(torch.equal(a, b) for results, _ in timed for a, b in zip(_tensors(first), _tensors(results)))
-    return first, same, min(seconds for _, seconds in timed)
-
-
-def _clock(work: Callable[[], list[Results]], device: torch.device) -> tuple[list[Results], float]:
-    """Do the work. Return (its results, the seconds until the device has finished it)."""
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(stream)
-        results = work()
-        end.record(stream)
-        end.synchronize()
-        return results, begin.elapsed_time(end) / 1000
-    start = time.perf_counter()
-    results = work()
-    results[-1].loss.tolist()  # waits for the device
-    return results, time.perf_counter() - start
-
-
-def _tensors(results: Sequence[Results]) -> list[Tensor]:
-    return [tensor for result in results for tensor in (*result.states.values(), result.loss)]
-
-
-def _distance(results: Sequence[Results], expected: Sequence[Results], groups: Sequence[Group]) -> float:
-    """Return the largest error of a client: of its weights, as a share of their way from the start, or of its loss.
-
-    The error of a loss is a share of the loss. The result is infinite if tensors of whole numbers differ, and nan if a
-    number is not finite.
-    """
-    errors = [0.0]
-    for result, target, (_, starts, _) in zip(results, expected, groups):
-        errors.append(float(((result.loss - target.loss).abs() / target.loss.abs().clamp(min=1e-3)).max()))
-        error, way = torch.zeros_like(target.loss), torch.zeros_like(target.loss)
-        for name, expected_tensor in target.states.items():
-            if not expected_tensor.is_floating_point():
-                errors.append(0.0 if torch.equal(result.states[name], expected_tensor) else float("inf"))
-                continue
-            error += (result.states[name] - expected_tensor).to(error.dtype).square().reshape(len(way), -1).sum(1)
-            way += (expected_tensor - starts[name]).to(way.dtype).square().reshape(len(way), -1).sum(1)
-        errors.append(float((error / way.clamp(min=1e-20)).sqrt().max()))
-    return max(errors, key=lambda share: (share != share, share))

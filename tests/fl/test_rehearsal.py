@@ -23,7 +23,7 @@ import surgery
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import BACKENDS, SGD, admission, graphs, train
+from fl.engine import BACKENDS, SGD, admission, graphs, train, trial
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
@@ -328,8 +328,8 @@ def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretende
 
 def test_what_a_trial_measures_on_the_device(pretended, make_federation):
     """As in the process of a candidate: with the device's own clock, and the samples of a few steps alone."""
-    few = admission._first_steps([one_group(make_federation)])
-    found = admission.measure(BACKENDS["graphs"], few)
+    few = trial.first_steps([one_group(make_federation)])
+    found = trial.measure(BACKENDS["graphs"], few)
     assert found["distance"] < 1e-4
     assert found["repeats"]
     assert min(found["seconds"]) > 0

@@ -21,7 +21,7 @@ import surgery
 from fl import engine
 from fl.base.rng import Rng
 from fl.data import load
-from fl.engine import Precision, admission, objectives, train
+from fl.engine import Precision, admission, conditions, objectives, train, trial
 from fl.engine.admission import Outcome
 from fl.engine.eager import Replica
 from fl.engine.losses import by_name
@@ -121,7 +121,7 @@ def test_a_process_that_misbehaves_leaves_the_loop(groups, monkeypatch, name, wh
 )
 def test_what_is_measured_decides(groups, tmp_path, name, deterministic, why):
     """In this process, without the time that another takes to start."""
-    found = admission.measure(getattr(unruly, name), admission._first_steps(groups))
+    found = trial.measure(getattr(unruly, name), trial.first_steps(groups))
     (tmp_path / f"{name}.json").write_text(json.dumps(found))
     gain, said = admission._judge(tmp_path / name, 0, deterministic)
     assert why in said
@@ -134,7 +134,7 @@ def test_rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_fede
     (group,) = groups_of(make_federation("cnn"), objectives.cross_entropy)
     groups = [(replace(group[0], precision=Precision(rounding)), *group[1:])]
     for backend, right in ((engine.BACKENDS["vmap"], True), (unruly.differs, False)):
-        found = {**admission.measure(backend, admission._first_steps(groups)), "seconds": (2.0, 1.0)}
+        found = {**trial.measure(backend, trial.first_steps(groups)), "seconds": (2.0, 1.0)}
         (tmp_path / "b.json").write_text(json.dumps(found))
         assert (admission._judge(tmp_path / "b", 0, True)[1] == "") == right
 
@@ -148,21 +148,21 @@ def test_scalars_of_a_model_count_as_well(make_federation):
         def forward(self, x):
             return super().forward(x.flatten(1)) * self.scale
 
-    few = admission._first_steps(groups_of(make_federation(Scaled()), objectives.cross_entropy))
+    few = trial.first_steps(groups_of(make_federation(Scaled()), objectives.cross_entropy))
 
     def moved(groups):
         done = engine.BACKENDS["loop"](groups)
         done[0].states["scale"][1] += 1.0
         return done
 
-    assert admission.measure(engine.BACKENDS["vmap"], few)["distance"] < 1e-4
-    assert admission.measure(moved, few)["distance"] > 0.5
+    assert trial.measure(engine.BACKENDS["vmap"], few)["distance"] < 1e-4
+    assert trial.measure(moved, few)["distance"] > 0.5
 
 
 def test_the_first_steps_are_those_of_the_clients_in_proportion(make_federation):
     fed = make_federation("cnn", sizes=(60, 3, 30), participants=3).with_local(epochs=2, batch_size=3)
     (group,) = groups_of(fed, objectives.cross_entropy, (0, 1, 2))
-    ((job, starts, _),) = admission._first_steps([group])
+    ((job, starts, _),) = trial.first_steps([group])
     assert (group[0].batches.steps, job.batches.steps) == ((40, 2, 20), (8, 1, 4))
     for client, steps in enumerate(job.batches.steps):
         for step in range(steps):
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_written_costs_the_run_nothing(groups, monkeypatch
 def test_what_a_choice_holds_for(make_federation):
     def key(fed, objective=objectives.cross_entropy, clients=(2, 0, 3), **settings):
         (group,) = groups_of(fed, objective, clients)
-        return admission.describe([(replace(group[0], **settings), *group[1:])], {"vmap": None})
+        return conditions.describe([(replace(group[0], **settings), *group[1:])], {"vmap": None})
 
     fed = make_federation("cnn")
     first = key(fed)
@@ -266,14 +266,14 @@ def test_what_a_choice_holds_for(make_federation):
 
 
 def test_a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monkeypatch):
-    keys = [admission.describe(groups, {})]
+    keys = [conditions.describe(groups, {})]
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
         monkeypatch.setenv(name, "1")
-        keys.append(admission.describe(groups, {}))
-    monkeypatch.setattr(admission, "_own_code", lambda: "changed")
-    keys.append(admission.describe(groups, {}))
+        keys.append(conditions.describe(groups, {}))
+    monkeypatch.setattr(conditions, "_own_code", lambda: "changed")
+    keys.append(conditions.describe(groups, {}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # another of the same kind
-    assert admission.describe(groups, {}) == keys[-1]
+    assert conditions.describe(groups, {}) == keys[-1]
     assert len({*keys}) == 5
 
 
@@ -287,7 +287,7 @@ def test_a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monke
     ],
 )
 def test_objectives_travel_to_another_process(make_federation, tmp_path, objective):
-    torch.save(objective, tmp_path / "a", pickle_module=admission._Pickle)
+    torch.save(objective, tmp_path / "a", pickle_module=trial.Pickle)
     sent = torch.load(tmp_path / "a", weights_only=False)
     logits, labels, more = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.randn(4, 3)
     batch = (logits, labels, more) if objective is objectives.masked(objective) else (logits, labels)
@@ -363,7 +363,7 @@ def test_a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_
     score = Path("/proc/self/oom_score_adj")
     if not score.exists():
         pytest.skip("this system has no such score")
-    program = "from fl.engine.admission import attend; attend('trial', 'quick', 'cpu'); print(open('{}').read())"
+    program = "from fl.engine.trial import attend; attend('trial', 'quick', 'cpu'); print(open('{}').read())"
     done = subprocess.run(
         [sys.executable, "-c", program.format(score)], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -372,7 +372,7 @@ def test_a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_
 
 def test_a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    admission.attend(str(tmp_path / "trial"), "quick", "cpu")
+    trial.attend(str(tmp_path / "trial"), "quick", "cpu")
     assert not [*tmp_path.iterdir()]
 
 
