@@ -439,30 +439,30 @@ SENTENCES = {
     "pruning_drop": (
         MIDTRAINING,
         "torch-pruning {torch-pruning} drops given channels of a ResNet-18 with the same result; `drop`, which "
-        "also checks the outputs, takes {ratio:.1f} times as long. Without its first head a Vision Transformer "
-        "does not run there; `drop` also sets the attention's numbers.",
+        "also checks the outputs, takes {ratio:.1f} times as long. If torch-pruning drops the first head of a "
+        "Vision Transformer, the model does not run; `drop` also changes the attention's number of heads.",
     ),
     "pruning_zeros": (
         MIDTRAINING,
-        "torch-pruning has no call for zero channels. Dropped by hand, those that a batch norm makes nonzero "
-        "changed the outputs by {lost:.0%}.",
+        "torch-pruning has no call for zero channels. If you drop zero channels by hand, the outputs can change: by "
+        "{lost:.0%} in a network where a batch norm makes some of them nonzero.",
     ),
     "pruning_optimizer": (
         MIDTRAINING,
-        "After torch-pruning {torch-pruning}, an AdamW made before holds {held} of a ResNet-18's {all} parameters "
-        "and trains no others; after `follow` it holds all.",
+        "After a cut by torch-pruning {torch-pruning}, an AdamW from before the cut holds {held} of a ResNet-18's "
+        "{all} parameters and trains no others. After `follow` it holds all.",
     ),
     "torch_load": (
         MIDTRAINING,
-        "For 3 classes in place of 10 and names with `module.`, `load` with `fit='corner'` takes {taken} of a "
-        "ResNet-18's {all} tensors whole and cuts {cut}. torch's `load_state_dict(strict=False)` takes {torch} "
-        "without an error, and raises for the shapes when the prefix is off; so does timm {timm}'s "
-        "`load_checkpoint`, which takes the prefix off.",
+        "A ResNet-18 with 3 classes loads a state with 10 classes and names with `module.`: `load` with "
+        "`fit='corner'` takes {taken} of {all} tensors whole and cuts {cut}. torch's `load_state_dict(strict=False)` "
+        "takes {torch}, without an error. Without the prefix it raises an error for the shapes, as does timm {timm}'s "
+        "`load_checkpoint`, which removes the prefix itself.",
     ),
     "transformers_vocabulary": (
         VOCABULARY,
-        "`resize_token_embeddings` of transformers {transformers} keeps the first tokens only: cut to {rows} "
-        "tokens, a Llama still says `pad_token_id={pad}`. Rows that it adds are random.",
+        "`resize_token_embeddings` of transformers {transformers} keeps the first tokens only: after a cut "
+        "to {rows} tokens, a Llama still has `pad_token_id={pad}`. Rows that it adds are random.",
     ),
 }
 """Numbers of a claim in a sentence, and the page that has it behind a mark."""

@@ -93,7 +93,7 @@ def run(arguments: Arguments) -> int:
     task, asked_loss = loaded[runs[0].config.data.origin()].task, runs[0].config.local.loss
     plain = task == "classification" and asked_loss in ("default", "cross_entropy")
     name = "cross entropy" if plain else "loss"
-    print(f"{name} of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
+    print(f"{name} of {what}, and its rise at distances up to {arguments.radius:g} from the model\n\n{table(found)}")
     chance = math.log(loaded[runs[0].config.data.origin()].classes)
     for one in found:
         if plain and not one.centre < 0.99 * chance:

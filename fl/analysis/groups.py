@@ -139,7 +139,7 @@ def target_table(
     what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
         f"up to the first evaluated round with a global test {what}, mean over the seeds that reached it;\n"
-        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)\n"
+        "MB of a client; MACs of all clients' forward passes (a training step costs about three forward passes)\n"
         f"{lay_out(lines)}"
     )
 

@@ -83,7 +83,7 @@ def look(argv: Sequence[str] | None) -> int:
         print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist(), **owners}))
     else:
         lines = describe(config, dataset, partition, table, names)
-        print(f"{lines}\ndrawn in          {asked.plot}" if asked.plot is not None else lines)
+        print(f"{lines}\nfigure            {asked.plot}" if asked.plot is not None else lines)
     return 0
 
 

@@ -166,7 +166,7 @@ def way_to_teach(name: str) -> str:
     unused = [key for key, rule in RULES.items() if rule.taught and not argument_names(key)]
     if near := difflib.get_close_matches(name, unused, n=1):
         return f"there is a rule for {near[0]}, which is no operation: did you mean {name}?"
-    return "surgery.register_rule can teach it"
+    return "add a rule with surgery.register_rule"
 
 
 def is_step(func: Any) -> bool:
