@@ -217,7 +217,7 @@ def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
     assert "[![](images/zoo_bars-small.png) Bars](zoo_bars.md)" in texts["gallery/index.md"]
     assert gallery.navigation("all.md", scripts) == ["all.md", {"Models": [{"Bars": "gallery/zoo_bars.md"}]}]
     assert {name: plt.imread(path).shape[1] for name, path in files.items()} == {
-        "gallery/images/zoo_bars.png": 960, "gallery/images/zoo_bars-small.png": 384,
+        "gallery/images/zoo_bars.png": 960, "gallery/images/zoo_bars-small.png": 390,
     }  # fmt: skip
     assert [*tmp_path.rglob("left")] == []
 

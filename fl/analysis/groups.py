@@ -1,9 +1,13 @@
 """Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +31,16 @@ _COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run folder: its settings and its rows."""
+    """A run folder: its settings and its rows.
+
+    Attributes:
+        own: names of the data (`dataset`) and of the `model` that a user gave, for which the settings have no name.
+    """
 
     folder: Path
     config: Config
     rows: list[Row]
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
@@ -61,13 +70,15 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
             config = Config.read(path)
             config.check_recorded()
             rows = read(path / FILE)
+            own = {}
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
+                own = _own_inputs(config, checkpoint.read_header(path)["given"])
             if not evaluated(rows):
                 if early:
                     continue
                 raise FLError(f"{path} has no evaluated round yet")
-            inside.append(RecordedRun(path, config, rows))
+            inside.append(RecordedRun(path, config, rows, own))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     if not runs:
@@ -75,12 +86,40 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     return list(runs.values())
 
 
+def _own_inputs(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+    """Name a user's data and model by digests of what a checkpoint says of them, see `checkpoint.custom_inputs`."""
+    own = {}
+    if data := given.get("data"):
+        own["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
+    if model := given.get("model"):
+        models = json.dumps([model, *given.get("models", [])], sort_keys=True)
+        own["model"] = f"{model['class']}-{hashlib.sha256(models.encode()).hexdigest()[:6]}"
+    return own
+
+
+def _seeds_have_own_data(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether each seed has data of its own, as splits that are drawn anew for each seed."""
+    pairs = {(run.config.seed, run.own.get("dataset")) for run in runs}
+    seeds, data = ({pair[part] for pair in pairs} for part in (0, 1))
+    return 1 < len(pairs) == len(seeds) == len(data)
+
+
+def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
+    """Return the settings by name in which runs may differ, with names of the users' own data and models."""
+    left_out = {"dataset"} if _seeds_have_own_data(runs) else set()
+    return [
+        run.config.compared() | {name: value for name, value in run.own.items() if name not in left_out} for run in runs
+    ]
+
+
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Group runs by label: the method, and the settings other than the seed in which the runs differ.
 
+    Data and models that a user gave differ if their digests do. If each seed has data of its own, they are one group.
+
     Raises FLError for two runs with the same label and seed.
     """
-    tables = [run.config.compared() for run in runs]
+    tables = _settings(runs)
     values: dict[str, set] = {}
     for settings in tables:
         for name, value in settings.items():
@@ -239,7 +278,8 @@ def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequ
     for label, runs in found.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
         lines.append([label, str(len(runs)), rounds, *(_cell(key, column, runs) for key, column in shown.items())])
-    return lay_out(lines)
+    note = "" if not _seeds_have_own_data([*chain(*groups.values())]) else "\nEach seed has its own data."
+    return lay_out(lines) + note
 
 
 def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fl.algorithms import ALGORITHMS
@@ -18,15 +19,15 @@ def _score(what: str, heading: str = "", **more: Any) -> Column:
     return Column(due="global", heading=heading or what, beside_clients=f"global {what}", **more)
 
 
-_LOSS = {"digits": 3, "falls": True, "limits": (0, math.inf)}
+_loss = partial(_score, digits=3, falls=True, limits=(0, math.inf))
 _FIRST: dict[str, Column] = {
     "round": Column(int),
     "seconds": Column(),
     "train_loss": Column(),
     "dropped": Column(int),
     "accuracy": _score("acc. %", "final acc. %", factor=100, label="test accuracy"),
-    "loss": _score("loss", "final loss", label="test loss", **_LOSS),
-    "mae": _score("abs. error", "mean abs. error", label="test mean absolute error", **_LOSS),
+    "loss": _loss("loss", "final loss", label="test loss"),
+    "mae": _loss("abs. error", "mean abs. error", label="test mean absolute error"),
     "r2": _score("R2", digits=3, label="test R2"),
     "f1": _score("F1 %", "macro-F1 %", factor=100),
     "mean_iou": _score("IoU %", "mean IoU %", factor=100, label="test mean IoU"),
@@ -47,22 +48,23 @@ training, on average; a step costs about three times as many."""
 for _one in EXTENSIONS.values():
     _FIRST |= _one.columns
 
-_PERCENT, _ERROR = {"due": "global", "factor": 100}, {"due": "global", "digits": 3, "falls": True}
+_percent = partial(Column, due="global", factor=100)
+_error = partial(Column, due="global", digits=3, falls=True)
 _CLIENT_SCORES = {
-    "accuracy": Column(heading="clients' acc. %", label="mean test accuracy\non clients' own data", **_PERCENT),
-    "accuracy_by_samples": Column(**_PERCENT),
-    "std": Column(falls=True, **_PERCENT),
-    "worst_tenth": Column(heading="worst tenth %", **_PERCENT),
-    "loss": Column(**_ERROR),
-    "f1": Column(heading="clients' F1 %", **_PERCENT),
-    "f1_std": Column(falls=True, **_PERCENT),
-    "mean_iou": Column(heading="clients' IoU %", **_PERCENT),
-    "dice": Column(heading="clients' Dice %", **_PERCENT),
+    "accuracy": _percent(heading="clients' acc. %", label="mean test accuracy\non clients' own data"),
+    "accuracy_by_samples": _percent(),
+    "std": _percent(falls=True),
+    "worst_tenth": _percent(heading="worst tenth %"),
+    "loss": _error(),
+    "f1": _percent(heading="clients' F1 %"),
+    "f1_std": _percent(falls=True),
+    "mean_iou": _percent(heading="clients' IoU %"),
+    "dice": _percent(heading="clients' Dice %"),
     "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
-    "mae": Column(heading="clients' abs. error", **_ERROR),
-    "mae_by_samples": Column(**_ERROR),
-    "mae_std": Column(**_ERROR),
-    "mae_worst_tenth": Column(heading="worst tenth's error", **_ERROR),
+    "mae": _error(heading="clients' abs. error"),
+    "mae_by_samples": _error(),
+    "mae_std": _error(),
+    "mae_worst_tenth": _error(heading="worst tenth's error"),
     "r2": Column(due="global", heading="clients' R2", digits=3),
 }
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import fl
 from fl import run as cli
+from fl.analysis.groups import group
 from fl.base.errors import FLError
 from fl.runs.metrics import read
 
@@ -22,6 +23,33 @@ EXPERIMENT = fl.Experiment.of(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return fl.simulate_all(EXPERIMENT, tmp_path_factory.mktemp("several") / "all")
+
+
+def test_runs_on_other_data_or_with_another_model_are_no_seeds_of_one_result(tmp_path):
+    x, y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    sets = {name: fl.Dataset.from_arrays(x + shift, y, x, y) for name, shift in (("a", 0), ("b", 1))}
+    small = EXPERIMENT.replace(algorithms="fedavg", clients=2, rounds=1, width=1.0, batch_size=10, samples=0)
+
+    def train(name, seeds, data, model=lambda: nn.Linear(6, 3)):
+        fl.simulate_all(small.replace(seeds=seeds), tmp_path / name, dataset=sets[data], model=model)
+
+    def labels(*names):
+        return {label: len(runs) for label, runs in group(fl.results(*(tmp_path / one for one in names)).runs).items()}
+
+    train("one", (0, 1), "a")
+    train("two", (2, 3), "b")
+    train("same", (2, 3), "a")
+    train("net", (2, 3), "a", lambda: nn.Sequential(nn.Linear(6, 3)))
+    assert [*labels("one", "two").values()] == [2, 2]
+    assert labels("one", "same") == {"fedavg": 4}
+    assert [label.split("model=")[1].split("-")[0] for label in labels("one", "net")] == ["Linear", "Sequential"]
+    assert [*labels("two", "same").values()] == [2, 2]  # the same seeds
+    train("first", (0,), "a")
+    train("second", (1,), "b")
+    found = fl.results(tmp_path / "first", tmp_path / "second")
+    assert [len(runs) for runs in group(found.runs).values()] == [2]
+    assert "Each seed has its own data." in str(found)
+    assert "own data" not in str(fl.results(tmp_path / "one"))
 
 
 @pytest.mark.slow
