@@ -71,7 +71,9 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
             if not is_made and not all(map(chosen.why, parts)):
                 continue  # another digit of the width that is made shrinks
             why = _SHIFTED if shifted else _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
-            if any(atom.makers for atom in parts):
+            if shifted:  # not places that attention looks up by their distance
+                hidden = not parts.isdisjoint(by_layers)
+            elif any(atom.makers for atom in parts):
                 hidden = why.kind < Kind.PLACE or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
             else:  # not tokens, which attention sums
                 hidden = why.kind in (Kind.LOST, Kind.UNMADE) and not parts.isdisjoint(by_layers)

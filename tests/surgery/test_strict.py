@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from refusals import refused
+from timm.layers.halo_attn import HaloAttn
 from torch import nn
 from torch.nn.utils import parametrizations, rnn
 
@@ -102,6 +103,14 @@ def test_coordinates_in_a_buffer_are_no_width(caplog):
     small, _ = narrow(net := nn.Sequential(Relative(), nn.Linear(16, 3)), 0.5, torch.randn(2, 5, 16), strict=True)
     assert (small[0].fc1.in_features, small[0].fc1.out_features) == (2, 6)
     assert small[0].places.shape == net[0].places.shape
+    assert not caplog.records
+
+
+def test_distances_that_attention_looks_up_are_no_width(caplog):
+    attention = HaloAttn(16, num_heads=2, block_size=4, halo_size=1)
+    narrow(
+        nn.Sequential(nn.Conv2d(3, 16, 1), attention, nn.Conv2d(16, 4, 1)), 0.5, torch.randn(2, 3, 8, 8), strict=True
+    )
     assert not caplog.records
 
 
