@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs
 from surgery.plan import Plan
-from surgery.pruning.criteria import Criterion, Name, called, is_criterion, is_pruner
+from surgery.pruning.criteria import OF_DATA, Criterion, Name, called, check_criterion, is_criterion, is_pruner, takes
 from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
@@ -129,6 +129,13 @@ def prune(
         raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
+    if importance is not None and not isinstance(importance, Mapping):
+        check_criterion(importance)
+    if callable(importance) and takes(importance, 1) is False and takes(importance, 3) is False:
+        raise SurgeryError(
+            f"{called(importance)} takes neither a name, rows and an axis (a criterion) nor a model alone",
+            code="argument",
+        )
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
@@ -140,11 +147,8 @@ def prune(
         if not callable(importance) or is_criterion(importance) or is_pruner(importance):
             given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
             return score_widths(net, **given)
-        hint = (
-            "; give a criterion's name, a criterion (a function of a name, rows and an axis), or a function of a model"
-        )
         measure: Any = importance
-        with explained(f"{called(importance)}(model) fails", hint):
+        with explained(f"{called(importance)}(model) fails"):
             found = measure(net)
         if not isinstance(found, Mapping):
             raise SurgeryError(f"{called(importance)}(model) gives {type(found).__name__}, not scores", code="argument")

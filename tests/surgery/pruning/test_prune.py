@@ -273,7 +273,8 @@ def test_what_cannot_be_is_refused_before_any_training():
     fails("argument: dict", model={})
     fails("argument: `batches`", importance="taylor", loss=loss)
     fails("argument: 'hessian'", importance="hessian")
-    fails("run: <lambda>", importance=lambda name, rows: rows.sum(1))
+    fails("argument: 'taylor'", importance="tylor")
+    fails("argument: <lambda>", importance=lambda name, rows: rows.sum(1))
     for nothing in (None, [1], "l1", torch.ones(8)):
         fails(f"argument: <lambda>(model) gives {type(nothing).__name__}", importance=lambda model, one=nothing: one)
     fails("argument", importance=lambda name, rows, axis: rows)
