@@ -297,6 +297,14 @@ def test_a_target_missed_in_the_end_is_told(caplog):
     assert "33.3%" in caplog.records[-1].message
 
 
+def test_a_count_that_reads_as_a_percentage_names_the_share():
+    with refused("target: macs=0.5"):
+        prune(linear(), example=torch.zeros(1, 4), target=Target(macs=50))
+    with refused("target") as caught:
+        prune(linear(), example=torch.zeros(1, 4), target=Target(macs=101))
+    assert "%" not in str(caught.value).replace("%) are left", "")
+
+
 def test_what_stays_whole_is_told_once(caplog):
     net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
     prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
