@@ -17,6 +17,7 @@ from surgery.pruning.criteria import OF_DATA, Criterion, Name, called, check_cri
 from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
+from surgery.torch_private import BatchNorm
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
 from surgery.width.narrow import finish
@@ -107,7 +108,9 @@ def prune(
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
             target after each, falling to it: `[0.8, 0.65, 0.5]` (for a target that is one share).
         finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
-            changes the model in place, or returns one with tensors of the same names and shapes.
+            changes the model in place, or returns one with tensors of the same names and shapes. Without it batch norms
+            keep their old statistics, and the scores of later steps that need `batches` are wrong: a warning says so.
+            `lambda model, step: surgery.symmetry.repair(model, batches=inputs)` measures the statistics again.
         strict: as for `surgery.narrow`, of the cut to the target that is tried first.
 
     Returns:
@@ -139,6 +142,14 @@ def prune(
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
+    if len(shares) > 1 and finetune is None and importance in OF_DATA and _has_statistics(model):
+        _log.warning(
+            "steps=%r without finetune: batch norms keep their old statistics after each cut, which makes the next %s "
+            "scores wrong; measure them again: finetune=lambda model, step: surgery.symmetry.repair(model, "
+            "batches=inputs)",
+            steps,
+            importance,
+        )
     batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
 
     def scores(net: nn.Module) -> Scores | None:
@@ -197,6 +208,11 @@ def prune(
     if len(shares) > 1:
         _report_missed(target, _used(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
+
+
+def _has_statistics(model: nn.Module) -> bool:
+    """Return whether a batch norm of the model keeps statistics."""
+    return any(isinstance(m, BatchNorm) and m.running_mean is not None for m in model.modules())
 
 
 def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:

@@ -305,6 +305,27 @@ def test_a_count_that_reads_as_a_percentage_names_the_share():
     assert "%" not in str(caught.value).replace("%) are left", "")
 
 
+@pytest.mark.parametrize(
+    ("importance", "finetune", "norms", "told"),
+    [
+        ("taylor", None, True, True),
+        ("activation", None, True, True),
+        ("taylor", lambda net, step: surgery.symmetry.repair(net, batches=[X]), True, False),
+        ("taylor", None, False, False),
+        ("l1", None, True, False),
+    ],
+)
+def test_scores_by_old_statistics_are_warned_of(importance, finetune, norms, told, caplog):
+    net = convolutions() if norms else linear(20)
+    x = X if norms else torch.zeros(32, 4)
+    batches = [x] if importance == "activation" else [(x, Y)]
+    given = {"batches": batches, "loss": loss, "importance": importance, "finetune": finetune}
+    prune(net, example=x[:1], target=Target(macs=0.5), **given)
+    assert "statistics" not in caplog.text
+    prune(net, example=x[:1], target=Target(macs=0.5), steps=2, **given)
+    assert ("statistics" in caplog.text) == told
+
+
 def test_what_stays_whole_is_told_once(caplog):
     net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
     prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
