@@ -520,12 +520,27 @@ def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, c
         for text in (capsys.readouterr().out, page)
     )
     assert len(shown) == 6
+    assert_similar(printed, shown)
+
+
+def assert_similar(printed, shown):
+    """Numbers are near, all other words are the same."""
     assert [len(row) for row in printed] == [len(row) for row in shown]
     for found, expected in ((a, b) for rows in zip(printed, shown) for a, b in zip(*rows)):
         if re.fullmatch(r"[\d.]+", expected):
             assert float(found) == pytest.approx(float(expected), rel=0.35, abs=2.5)
         else:
             assert found == expected
+
+
+@pytest.mark.slow
+def test_the_readmes_methods_print_its_table(tmp_path, monkeypatch, capsys):
+    """Up to what another kind of processor rounds; the last column, seconds, is of a machine."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block.code for block in blocks(PAGES["README.md"], "python") if "simulate_all" in block.code]
+    (table,) = [block.code for block in blocks(PAGES["README.md"], "text")]
+    exec(compile(code, "README.md", "exec"), {})
+    assert_similar(*([line.split()[:-1] for line in text.splitlines()] for text in (capsys.readouterr().out, table)))
 
 
 # tables of stored results

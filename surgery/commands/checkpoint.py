@@ -188,8 +188,7 @@ def size_in_bytes(text: str | None) -> int | None:
 def plan_of(path: Path) -> Plan:
     """Read a plan; a SurgeryError names the file if it holds none."""
     try:
-        with about(str(path)):
-            return Plan.load(path)
+        return Plan.load(path)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}", code="file") from None
 

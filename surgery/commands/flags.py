@@ -4,6 +4,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -91,11 +92,16 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        holder = importlib.import_module(module)
+        found = getattr(holder, attribute, None)
     except Exception as error:  # whatever the user's code raises
         raise SurgeryError(
             f"{flag} {name} cannot be loaded: {type(error).__name__}: {first_line(error)}", code="run"
         ) from error
+    if not hasattr(holder, attribute):
+        near = get_close_matches(attribute, vars(holder), n=1)
+        way_out = f"did you mean {module}:{near[0]}?" if near else "give the name of a function in it"
+        raise SurgeryError(f"{flag} {name}: {module} has no {attribute}: {way_out}", code="name")
     if not callable(found):
         raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function", code="argument")
 

@@ -18,6 +18,7 @@ from surgery.files.reading import read_json
 from surgery.lazy import metas
 from surgery.plan import Plan
 from surgery.plan.positions import positions as positions_of
+from surgery.pruning.criteria import OF_DATA
 
 _log = logging.getLogger(__name__)
 Importance = Literal["l1", "l2", "bn_scale"]
@@ -223,7 +224,10 @@ def _criterion_of(name: str, flag: str) -> Any:
         return flags.imported(name, flag)
     if name not in get_args(Importance):
         choice = ", ".join(get_args(Importance))
-        raise SurgeryError(f"{flag} {name}: choose {choice}, or give module:function of your own", code="argument")
+        reason = f" ({name} needs batches of data: use it from Python)" if name in OF_DATA else ""
+        raise SurgeryError(
+            f"{flag} {name}: choose {choice}, or give module:function of your own{reason}", code="argument"
+        )
     return name
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone, copy_sharing, like, renew_computed, replace_tensors
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, about, first_line
 from surgery.files.whole import replacing
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
 from surgery.plan.edits import KEEP_NAMES, apply_edit
@@ -391,20 +391,26 @@ class Plan:
         except SurgeryError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SurgeryError(f"not a plan: {error!r}", code="plan") from None
+            raise SurgeryError(
+                f"this is no plan ({first_line(error)}): give what plan.save or plan.to_json wrote", code="plan"
+            ) from None
         if not same:
             raise SurgeryError("the plan was changed: its shapes do not match its fingerprint", code="plan")
         return cls(entries, shapes, edits, hashed, dtypes)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the plan as JSON. A crash leaves the old file or the new one, never a part of it."""
+        """Write the plan as JSON, over an existing file as well.
+
+        A crash leaves the old file or the new one, never a part of it.
+        """
         with replacing(Path(path)) as temporary:
             temporary.write_text(self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Plan":
-        """Read a plan that `save` wrote."""
-        return cls.from_json(Path(path).read_text(errors="replace"))
+        """Read a plan that `save` wrote; errors as `from_json`'s, and they name the file."""
+        with about(str(path)):
+            return cls.from_json(Path(path).read_text(errors="replace"))
 
     def _sizes(self) -> tuple[int, int]:
         """Return the numbers of elements of the small model and of the full one."""

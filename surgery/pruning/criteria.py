@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -20,6 +21,8 @@ from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths,
 from surgery.width.trace import traced, traced_in_place, unfused
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
+OF_DATA = ("taylor", "fisher", "activation")
+"""The criteria that run the model, in evaluation mode, on batches of data."""
 Criterion: TypeAlias = Callable[[str, Tensor, int], Tensor | None]
 """From a parameter's name, its elements as rows [size, elements], one for each position of an axis, and the axis to
 [size] scores; None to leave the axis out."""
@@ -77,8 +80,7 @@ def importance(
     >>> importance(net, example=torch.zeros(1, 2), by="l1")
     {'0.weight:0': tensor([3., 7., 2.], dtype=torch.float64)}
     """
-    if not callable(by) and by not in get_args(Name):
-        raise SurgeryError(f"unknown by={by!r}: choose {', '.join(get_args(Name))} or a function", code="argument")
+    check_criterion(by)
     check_runs(model, example, "importance")
     if isinstance(by, type):
         raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()", code="argument")
@@ -101,6 +103,21 @@ def importance(
         if not values.isfinite().all():
             raise SurgeryError(f"{called(by)} gives {name!r} scores that are not finite", code="values")
     return scores
+
+
+def check_criterion(by: Any) -> None:
+    """Raise SurgeryError unless this is a criterion's name or something to call.
+
+    >>> check_criterion("tylor")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: there is no criterion 'tylor': did you mean 'taylor'?
+    """
+    names = get_args(Name)
+    if not callable(by) and by not in names:
+        near = get_close_matches(by, names, n=1) if isinstance(by, str) else []
+        way_out = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(names)} or a function"
+        raise SurgeryError(f"there is no criterion {by!r}: {way_out}", code="argument")
 
 
 def called(by: Any) -> str:
@@ -170,7 +187,7 @@ def _criterion(
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
-            raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch", code="argument")
+            raise SurgeryError(f"the criterion {by!r} needs `loss`, a function of a model and a batch", code="argument")
         found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
         found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
@@ -201,7 +218,7 @@ def as_batches(batches: Iterable[Any], by: str) -> list[Any]:
         raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
     batches = list(batches)
     if not batches:
-        raise SurgeryError(f"by={by!r} needs `batches`, at least one", code="argument")
+        raise SurgeryError(f"the criterion {by!r} needs `batches`, at least one", code="argument")
     return batches
 
 
@@ -268,13 +285,24 @@ def is_criterion(function: Callable) -> bool:
     >>> is_criterion(lambda name, rows, axis: rows.abs().sum(1)), is_criterion(lambda model: {}), is_criterion(dict)
     (True, False, False)
     """
-    takes = []
-    for arguments in (("", None, 0), (None,)):
-        try:
-            takes.append(bool(inspect.signature(function).bind(*arguments)))
-        except (TypeError, ValueError):  # it takes others, or what it takes is not known
-            takes.append(False)
-    return takes == [True, False]
+    return takes(function, 3) is True and not takes(function, 1)
+
+
+def takes(function: Callable, number: int) -> bool | None:
+    """Return whether a function can be called with so many arguments; None where its signature is not known.
+
+    >>> takes(lambda name, rows: rows, 2), takes(lambda name, rows: rows, 1), takes(dict, 1)
+    (True, False, None)
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*[None] * number)
+    except TypeError:
+        return False
+    return True
 
 
 def is_pruner(by: Any) -> bool:

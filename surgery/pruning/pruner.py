@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs
 from surgery.plan import Plan
-from surgery.pruning.criteria import Criterion, Name, called, is_criterion, is_pruner
+from surgery.pruning.criteria import OF_DATA, Criterion, Name, called, check_criterion, is_criterion, is_pruner, takes
 from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
+from surgery.torch_private import BatchNorm
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
 from surgery.width.narrow import finish
@@ -107,7 +108,9 @@ def prune(
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
             target after each, falling to it: `[0.8, 0.65, 0.5]` (for a target that is one share).
         finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
-            changes the model in place, or returns one with tensors of the same names and shapes.
+            changes the model in place, or returns one with tensors of the same names and shapes. Without it batch norms
+            keep their old statistics, and the scores of later steps that need `batches` are wrong: a warning says so.
+            `lambda model, step: surgery.symmetry.repair(model, batches=inputs)` measures the statistics again.
         strict: as for `surgery.narrow`, of the cut to the target that is tried first.
 
     Returns:
@@ -129,9 +132,24 @@ def prune(
         raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
+    if importance is not None and not isinstance(importance, Mapping):
+        check_criterion(importance)
+    if callable(importance) and takes(importance, 1) is False and takes(importance, 3) is False:
+        raise SurgeryError(
+            f"{called(importance)} takes neither a name, rows and an axis (a criterion) nor a model alone",
+            code="argument",
+        )
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
+    if len(shares) > 1 and finetune is None and importance in OF_DATA and _has_statistics(model):
+        _log.warning(
+            "steps=%r without finetune: batch norms keep their old statistics after each cut, which makes the next %s "
+            "scores wrong; measure them again: finetune=lambda model, step: surgery.symmetry.repair(model, "
+            "batches=inputs)",
+            steps,
+            importance,
+        )
     batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
 
     def scores(net: nn.Module) -> Scores | None:
@@ -140,11 +158,8 @@ def prune(
         if not callable(importance) or is_criterion(importance) or is_pruner(importance):
             given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
             return score_widths(net, **given)
-        hint = (
-            "; give a criterion's name, a criterion (a function of a name, rows and an axis), or a function of a model"
-        )
         measure: Any = importance
-        with explained(f"{called(importance)}(model) fails", hint):
+        with explained(f"{called(importance)}(model) fails"):
             found = measure(net)
         if not isinstance(found, Mapping):
             raise SurgeryError(f"{called(importance)}(model) gives {type(found).__name__}, not scores", code="argument")
@@ -193,6 +208,11 @@ def prune(
     if len(shares) > 1:
         _report_missed(target, _used(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
+
+
+def _has_statistics(model: nn.Module) -> bool:
+    """Return whether a batch norm of the model keeps statistics."""
+    return any(isinstance(m, BatchNorm) and m.running_mean is not None for m in model.modules())
 
 
 def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:

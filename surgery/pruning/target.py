@@ -214,10 +214,16 @@ def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: s
                 what, share = cost.tightest(choice)
                 least = cost.costs[what](choice)
                 whole = stayed_whole(solution, demand, choose(solution, demand))
+                percent = "".join(
+                    f"; {number:g} counts {one}: for {number:g} % write {one}={number / 100:g}"
+                    for one, number in asked.wanted.items()
+                    if 1 < number <= 100
+                )
                 reasons = f"; {listed(seen.model, whole)}" if whole else ""
                 raise Unreachable(
                     f"{asked} cannot be reached: {least:,} {what} ({share:.1%}) are left where every width that can "
-                    f"shrink is at its floor: take a lower floor, another rounding or a larger target{reasons}",
+                    "shrink is at its floor: take a lower floor, another rounding or a larger target"
+                    f"{percent}{reasons}",
                     code="target",
                 )
             return kept

@@ -92,7 +92,10 @@ def test_prune_and_permute_take_a_criterion_of_ones_own(net, capsys, tmp_path):
     options = {"example": torch.zeros(2, 5), "importance": lambda name, rows, axis: rows.abs().amax(1)}
     small = surgery.pruning.prune(net, target=surgery.pruning.Target(positions=0.5), **options).model
     same("small.safetensors", surgery.state(small))
-    for name, word in (("l3", "bn_scale"), ("own_criteria:nothing", "NoneType"), ("own_criteria.py:largest", ".py")):
+    for name, word in {
+        "l3": "bn_scale", "taylor": "Python", "own_criteria:nothing": "NoneType",
+        "own_criteria:largst": "own_criteria:largest", "own_criteria.py:largest": ".py",
+    }.items():  # fmt: skip
         assert word in refused(capsys, "prune", "net.safetensors", *size, name, *GIVEN, "--out", "no.safetensors")
     run("permute", "net.safetensors", "--by", "own_criteria:largest", *GIVEN, "--out", "sorted.safetensors")
     assert "--by l3" in refused(capsys, "permute", "net.safetensors", "--by", "l3", *GIVEN, "--out", "no.safetensors")

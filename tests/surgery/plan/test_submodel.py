@@ -102,8 +102,19 @@ def test_other_text_than_a_plans_is_refused_in_one_line(change, expected, tmp_pa
         Plan.from_json(change)
     assert "\n" not in str(caught.value)
     (tmp_path / "plan").write_bytes(b"\x80\xff\x00" + change.encode())
-    with refused("plan"):
+    with refused(f"plan: {tmp_path / 'plan'}"):
         Plan.load(tmp_path / "plan")
+
+
+def test_other_json_says_what_is_missing_and_what_to_give():
+    with refused("plan: 'format'", "plan.save"):
+        Plan.from_json('{"hidden_size": 64}')
+
+
+def test_save_replaces_a_file(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    PLAN.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == PLAN
 
 
 TWO = {"v": (2,), "w": (3, 4)}

@@ -273,7 +273,8 @@ def test_what_cannot_be_is_refused_before_any_training():
     fails("argument: dict", model={})
     fails("argument: `batches`", importance="taylor", loss=loss)
     fails("argument: 'hessian'", importance="hessian")
-    fails("run: <lambda>", importance=lambda name, rows: rows.sum(1))
+    fails("argument: 'taylor'", importance="tylor")
+    fails("argument: <lambda>", importance=lambda name, rows: rows.sum(1))
     for nothing in (None, [1], "l1", torch.ones(8)):
         fails(f"argument: <lambda>(model) gives {type(nothing).__name__}", importance=lambda model, one=nothing: one)
     fails("argument", importance=lambda name, rows, axis: rows)
@@ -294,6 +295,35 @@ def test_a_target_missed_in_the_end_is_told(caplog):
     *_, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.6), steps=2, rounding=rounding)
     assert sizes[-1].macs == 64
     assert "33.3%" in caplog.records[-1].message
+
+
+def test_a_count_that_reads_as_a_percentage_names_the_share():
+    with refused("target: macs=0.5"):
+        prune(linear(), example=torch.zeros(1, 4), target=Target(macs=50))
+    with refused("target") as caught:
+        prune(linear(), example=torch.zeros(1, 4), target=Target(macs=101))
+    assert "%" not in str(caught.value).replace("%) are left", "")
+
+
+@pytest.mark.parametrize(
+    ("importance", "finetune", "norms", "told"),
+    [
+        ("taylor", None, True, True),
+        ("activation", None, True, True),
+        ("taylor", lambda net, step: surgery.symmetry.repair(net, batches=[X]), True, False),
+        ("taylor", None, False, False),
+        ("l1", None, True, False),
+    ],
+)
+def test_scores_by_old_statistics_are_warned_of(importance, finetune, norms, told, caplog):
+    net = convolutions() if norms else linear(20)
+    x = X if norms else torch.zeros(32, 4)
+    batches = [x] if importance == "activation" else [(x, Y)]
+    given = {"batches": batches, "loss": loss, "importance": importance, "finetune": finetune}
+    prune(net, example=x[:1], target=Target(macs=0.5), **given)
+    assert "statistics" not in caplog.text
+    prune(net, example=x[:1], target=Target(macs=0.5), steps=2, **given)
+    assert ("statistics" in caplog.text) == told
 
 
 def test_what_stays_whole_is_told_once(caplog):
