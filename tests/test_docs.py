@@ -114,6 +114,26 @@ def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path)
         assert_sound(name)
 
 
+ALONE = [
+    pytest.param(block.code, id=f"{page}:{block.line}")
+    for page in WITH_PYTHON
+    for block in blocks(PAGES[page], "python")
+    if re.search(r"^(KIND|METHOD) = ", block.code, flags=re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("code", ALONE)
+def test_a_file_of_the_users_own_imports_all_that_it_names(code, registered, monkeypatch):
+    """A partition or a method is pasted into a file alone."""
+    monkeypatch.setitem(sys.modules, "page", module := types.ModuleType("page"))
+    exec(code, vars(module))
+    names = {
+        name for one in vars(module).values() if isinstance(one, types.FunctionType) for name in one.__code__.co_names
+    }
+    modules = {"torch", "np", "nn", "fl"} & names
+    assert modules <= vars(module).keys()
+
+
 def assert_sound(name):
     """Predictions are numbers, also of batch norm; what attackers send and defences cut reaches the global model."""
     after = set()

@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fl.algorithms.server import Server, check_aggregated
 from fl.base.errors import FLError
-from fl.base.plugins import kind
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, capabilities, traffic
@@ -15,12 +15,7 @@ from fl.federation.client_models import ClientModels, given, personal, predict, 
 from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
-from surgery import Plan, Stack, State, broadcast, state
-
-Server: TypeAlias = dict[str, State | Stack]
-"""What the server stores from round to round, by name. Checkpoints save and restore it unchanged. It always has a part
-"global". The part "clients" is optional: it holds the states that clients keep for themselves, see
-`fl.federation.Federation.client_states`."""
+from surgery import Plan, Stack, broadcast, state
 
 Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
 """A function (update, message, clients, rng) -> update: it changes the clients' update before the server gets it."""
@@ -39,17 +34,6 @@ class Levels(NamedTuple):
     names: list[str]
     models: list[list[int]]
     trained: int
-
-
-def check_server(server: Server) -> Server:
-    """Return the server; FLError if it has no part "global", or if a part is not a dict of tensors."""
-    for name, part in {"global": None, **server}.items():
-        if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
-            raise FLError(
-                f"the server's part {name!r} is a {type(part).__name__}: give each part as a dict of tensors, also "
-                'a counter: {"step": {"n": torch.tensor(0)}}; the part "global" must exist'
-            )
-    return server
 
 
 @dataclass(frozen=True)
@@ -143,13 +127,8 @@ class Algorithm:
     ) -> tuple[Server, dict[str, float]]:
         """Call `aggregate` with an update. Return the new server and the method's metrics (perhaps none)."""
         result = self.aggregate(server, clients, update, rng)
-        new_server, metrics = result if isinstance(result, tuple) else (result, {})
-        if not isinstance(new_server, dict) or not isinstance(new_server.get("global"), dict):
-            raise FLError(f"aggregate of {self.name} returns {kind(new_server)}: return a dict of the server's parts")
-        if missing := server["global"].keys() - new_server["global"].keys():
-            raise FLError(
-                f"aggregate of {self.name} returns a global model without {min(missing)!r}: return all tensors"
-            )
+        new_server, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        check_aggregated(self.name, new_server, metrics, server)
         return new_server, metrics
 
     def client_models(self, server: Server) -> ClientModels:

@@ -7,12 +7,21 @@ from typing import Any, Literal
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
+from fl.base.plugins import check_takes
 from fl.base.settings import check_types, check_values
 from fl.federation import Federation, capabilities
 from fl.federation.capabilities import CAPABILITIES, LACKING
 from fl.federation.client_models import ClientModels
 
 KINDS = ("global", "personalized", "heterogeneous")
+_TAKES = {
+    "init": "",
+    "client": "message, client_states, clients, rng",
+    "aggregate": "server, clients, update, rng",
+    "send": "server, clients, rng",
+    "models": "server",
+}
+"""The arguments of an algorithm's functions that most methods have."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,9 @@ class Method:
         options = self.options if options is None else options
         self.check(fed, options)
         made = self.make(fed) if self.options is None else self.make(fed, options)
+        for name, arguments in _TAKES.items():
+            if function := getattr(made, name):
+                check_takes(f"{name} of {self.name}", function, arguments)
         algorithm = replace(made, name=self.name, lacks=made.lacks | self.all_lacks)
         algorithm.check(fed.needs())
         return algorithm

@@ -167,8 +167,8 @@ def target_table(
         means[label] = {key: float(np.mean([one[key] for one in there])) for key in keys}
         seeds[label] = f"{len(runs)}" if len(there) == len(runs) else f"{len(there)} of {len(runs)}"
     least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
-    unit, factor = unit_for("tmac", least, 0.1)
-    costs = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
+    most = max((mean["megabytes"] for mean in means.values() if "megabytes" in mean), default=1)
+    costs = COSTS | {"tmac": _in_unit("tmac", least), "megabytes": _in_unit("megabytes", min(most, 1))}
     shown = [key for key in costs if key == "elapsed" or any(key in mean for mean in means.values())]
     lines = [["method", "seeds", "rounds", *(costs[key].heading for key in shown)]]
     for label, mean in means.items():
@@ -178,9 +178,16 @@ def target_table(
     what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
         f"up to the first evaluated round with a global test {what}, mean over the seeds that reached it;\n"
-        "MB of a client; MACs of all clients' forward passes (a training step costs about three forward passes)\n"
+        f"{costs['megabytes'].heading} of a client; MACs of all clients' forward passes (a training step costs about "
+        "three forward passes)\n"
         f"{lay_out(lines)}"
     )
+
+
+def _in_unit(cost: str, value: float) -> Column:
+    """Return the column of a cost in the largest unit in which a value is 0.1 or more."""
+    heading, factor = unit_for(cost, value, 0.1)
+    return replace(COSTS[cost], heading=heading, factor=factor)
 
 
 def along(run: RecordedRun, against: str) -> list[Row]:
@@ -264,9 +271,11 @@ def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequ
     late = replace(score, heading=f"last-{TAIL} {what}", beside_clients="")
     of_clients = _client_scores(names)
     results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {what}")}
+    most = max((run["megabytes"] for run in every if "megabytes" in run), default=1)
+    costs = _COSTS | {"megabytes": _in_unit("megabytes", min(most, 1))}  # MB, or kB if all are small
     shown = {
         key: column
-        for key, column in (results | _scores(names) | others(names) | _COSTS).items()
+        for key, column in (results | _scores(names) | others(names) | costs).items()
         if any(key in run for run in every)
         and not (key == "best" if by_clients else key in of_clients)
         and (column.due != "models" or all(key in run for run in every))

@@ -18,6 +18,19 @@ _OTHERS: dict[str, str] = {}
 """Commands that stand in the place of one of ours, by its name."""
 
 
+_running: list["Exit"] = []
+"""The commands that run in this process, the innermost last: none in a program of the user's own."""
+
+
+def in_command() -> bool:
+    """Return whether a command runs, so that messages name its flags and not the arguments of Python.
+
+    >>> in_command()
+    False
+    """
+    return bool(_running)
+
+
 def program(name: str) -> str:
     """Say how a command is called, in the way in which this one was: `layer-surgery NAME`, or as a module."""
     return _OTHERS.get(name) or as_called(f"python -m fl.{name}")
@@ -82,6 +95,7 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
     3
     """
     ended, reason = Exit(), None
+    _running.append(ended)
     try:
         yield ended
         sys.stdout.flush()
@@ -107,6 +121,8 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
         if not is_out_of_memory(error):
             raise
         ended.code, reason = 2, f"out of memory: use a smaller {smaller}"
+    finally:
+        _running.pop()
     if reason is not None:
         print(as_called(f"error: {reason}"), file=sys.stderr)
 

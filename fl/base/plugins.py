@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
@@ -208,6 +209,27 @@ def path_of(flag: str, function: Callable[..., Any]) -> str:
             "has none: define it with `def` at the top level of a module"
         )
     return path
+
+
+def check_takes(what: str, function: Callable[..., Any], arguments: str) -> None:
+    """Raise FLError for a function that cannot be called with these arguments.
+
+    Args:
+        what: the function, for the message; "" if the caller puts it there.
+        arguments: names, separated by commas.
+
+    >>> check_takes("aggregate", lambda server, update: server, "server, clients, update")
+    Traceback (most recent call last):
+    fl.base.errors.FLError: aggregate takes (server, update): let it take (server, clients, update)
+    """
+    try:
+        takes = signature(function, follow_wrapped=False)
+    except ValueError:  # some built-in functions do not say
+        return
+    try:
+        takes.bind(*filter(None, arguments.split(", ")))
+    except TypeError:
+        raise FLError(f"{what} takes {takes}: let it take ({arguments})".lstrip()) from None
 
 
 def failed(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 _MANY = 20  # names that nobody wants to read all of
+_OWN = {"--algorithm": "METHOD", "--partition": "KIND"}
+"""Flags that also take an import path, and what a user's own module calls what it has for them."""
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
 
 
@@ -295,9 +298,13 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
     for value in values:
         if isinstance(value, str) and value in valid:
             continue
+        module, own = str(value).removesuffix(".py"), _OWN.get(what, "")
+        if own and module.isidentifier() and Path(f"{module}.py").is_file():
+            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py")
         names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
         hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
+        every += f"; your own: module:{own}" if own else ""
         raise FLError(f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip())
 
 

@@ -13,6 +13,7 @@ from fl.base.files import replacing
 
 WIDTH = 160
 """Characters of a line of a table in a file."""
+_SHORT = 24  # characters of a first column that may stand in each part of a table
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -44,11 +45,19 @@ def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> str:
 def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
     """Lay out cells in columns; those that do not fit into the width follow below, beside the first column again.
 
+    If the first column would take more than a third of the width, its cells get numbers, which a table before explains.
+
     >>> print(wrapped([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
     fedavg        2
     """
-    fit = max(2, sum(total <= width for total in accumulate(_widths(lines))))
+    widths = _widths(lines)
+    if sum(widths) > width and widths[0] > max(width // 3, _SHORT):
+        numbers = ["#", *map(str, range(1, len(lines)))]
+        legend = aligned([[number, line[0]] for number, line in zip(numbers, lines)], left=2)
+        text = wrapped([[number, *line[1:]] for number, line in zip(numbers, lines)], width)
+        return "\n".join(map(str.rstrip, legend.splitlines())) + f"\n\n{text}"
+    fit = max(2, sum(total <= width for total in accumulate(widths)))
     text = aligned([line[:fit] for line in lines])
     rest = [[line[0], *line[fit:]] for line in lines]
     return text if len(rest[0]) == 1 else f"{text}\n\n{wrapped(rest, width)}"

@@ -46,6 +46,11 @@ th { position: sticky; top: 0; background: var(--ground); vertical-align: bottom
 .heat td:not(:first-child) { padding: .15rem .3rem; min-width: 1.9rem; border: 1px solid var(--ground);
   background: color-mix(in srgb, var(--heat) calc(var(--share, 0) * 60%), transparent) }
 .heat th { padding: .15rem .3rem }
+@media (max-width: 64rem) {
+  table { font-size: .78rem }
+  th, td { padding: .2rem .3rem; white-space: normal }
+  th:first-child, td:first-child { max-width: 10rem }
+}
 details { margin: .4rem 0 }
 .panels { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)) }
 figure { margin: 0; min-width: 0 }

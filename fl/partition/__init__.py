@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import declared, find, is_path, load_entry_points
+from fl.base.plugins import check_takes, declared, find, is_path, load_entry_points
 from fl.base.plugins import kind as kind_of
 from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task, counts
@@ -44,6 +44,7 @@ def _checked(found: Any, name: str = "") -> Kind:
         return found
     if not callable(found) or isinstance(found, type):
         raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
+    check_takes("", found, "task")
     return Kind(wraps(found)(lambda task, options: found(task)))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.plugins import check_takes
 from fl.base.settings import check_types
 from fl.partition.split import Parts
 
@@ -71,6 +72,7 @@ class Kind:
     partial: bool = False
 
     def __post_init__(self) -> None:
+        check_takes("not a partition: deal", self.deal, "task, options")
         if self.options is None:
             return
         frozen = dataclasses.is_dataclass(self.options) and type(self.options).__hash__ is not None

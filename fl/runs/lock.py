@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fl.base.console import program
+from fl.base.console import in_command, program
 from fl.base.errors import FLError
 from fl.base.files import is_leftover, remove_leftover, writing
 
@@ -58,8 +58,10 @@ def _check_unused(folder: Path) -> None:
     if is_unused(folder):
         return
     if (folder / SETTINGS).exists():
-        way = f"go on with `{program('run')} --resume {shlex.quote(str(folder))}`"
-        raise FLError(f"{folder} exists already: choose another --name, or {way}")
+        if in_command():
+            resume = f"{program('run')} --resume {shlex.quote(str(folder))}"
+            raise FLError(f"{folder} exists already: choose another --name, or go on with `{resume}`")
+        raise FLError(f"{folder} exists already: choose another folder, or go on with resume=True")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
         "--name, or move away what is in it"

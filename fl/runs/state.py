@@ -11,7 +11,8 @@ import torch
 
 from fl import data
 from fl.algorithms import ALGORITHMS
-from fl.algorithms.algorithm import Algorithm, Server, check_server
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.server import Server, check_server
 from fl.base.errors import FLError
 from fl.base.files import write_json, write_text
 from fl.federation import Federation

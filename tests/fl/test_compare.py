@@ -62,6 +62,15 @@ def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     assert "90.00 ± 0.00" in row  # best
 
 
+@pytest.mark.parametrize(("sent", "heading", "traffic"), [(4e4, "kB", "40.00"), (4e6, "MB", "4.00")])
+def test_small_traffic_is_in_kilobytes(tmp_path, sent, heading, traffic):
+    row = {"accuracy": 0.5, "f1": 0.5, "loss": 2.0, "bytes_down": sent, "bytes_up": 0}
+    left_by(tmp_path / "a", [row], algorithm="fedavg", clients=4, participants=4)
+    for text in (groups.table(found(tmp_path)), groups.target_table(found(tmp_path), 0.5)):
+        head, line = map(cells, text.splitlines()[-2:])
+        assert line[head.index(heading)] == traffic
+
+
 @pytest.mark.drawn
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     run, out = fake_run(tmp_path / "a", [0.5]), str(tmp_path / "f.png")

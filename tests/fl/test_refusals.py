@@ -25,6 +25,10 @@ COMMANDS = {
 REFUSED = [
     ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': did you mean fedavg?"),
     ("run --algorithm nope --help", "unknown --algorithm 'nope'"),
+    ("run --algorithm half", "half:METHOD"),
+    ("run --algorithm half.py", "half:METHOD"),
+    ("run --algorithm nope", "module:METHOD"),
+    ("run --partition foo", "module:KIND"),
     ("run --algorithm fedavg,fedavg", "only once"),
     ("run --algorithm indep --fedmr.secure 3", "--fedmr.secure is for fedmr"),
     ("run --algorithm heterofl --fedexp.no-last-two", "--fedexp.last-two is for fedexp"),
@@ -138,6 +142,7 @@ def test_what_a_command_cannot_do_is_one_line(trained, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     for name in ("taken.png", "taken.pt", "table.csv"):
         (tmp_path / name).write_text("mine")
+    (tmp_path / "half.py").write_text("METHOD = None")
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe")
     os.symlink("taken.png", "link")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rounds import played
+from torch import nn
 
 import fl
 from fl.algorithms import ALGORITHMS
@@ -51,19 +52,52 @@ def test_updates_that_could_not_come_from_nodes_are_refused(make_federation, cha
         algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
 
 
+def changed(server, change):
+    """The server, with another first tensor of its global model."""
+    name, tensor = next(iter(server["global"].items()))
+    return {"global": {**server["global"], name: change(tensor)}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda server: None, "NoneType"),
-        (lambda server: server["global"], "return a dict of the server's parts"),
-        (lambda server: {"global": dict([*server["global"].items()][1:])}, "out of the global model"),
+        (lambda server: server["global"], r'return \{"global": state\}'),
+        (lambda server: (server, 3), "metrics that are an int"),
+        (lambda server: {**server, "n": 3}, "part 'n' is an? int"),
+        (lambda server: {"n": {}}, "part 'global'"),
+        (lambda server: {"global": dict([*server["global"].items()][1:])}, "model without"),
+        (lambda server: {"global": {**server["global"], "more": torch.zeros(1)}}, "model with 'more'"),
+        (lambda server: changed(server, lambda tensor: tensor[None]), "shape"),
+        (lambda server: changed(server, torch.Tensor.double), "float64, which was torch.float32"),
     ],
 )
-def test_a_server_that_loses_tensors_is_refused(make_federation, change, message):
+def test_a_server_function_that_returns_no_server_is_refused(make_federation, change, message):
     plain = fedavg(make_federation("cnn"))
     algorithm = replace(plain, aggregate=lambda *given: change(plain.aggregate(*given)))
     with pytest.raises(FLError, match=message):
         algorithm.round(plain.init(), [0, 2], Rng(0, 1))
+
+
+def test_a_step_halfway_to_the_mean_of_all_tensors_is_refused_for_counters():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    fed, plain = fl.build(fl.Config.of(algorithm="fedavg", clients=4, participants=2, samples=200), model=net)
+
+    def aggregate(server, clients, update, rng):
+        mean = fed.average(update.received, update.sizes)
+        return {"global": {name: old + 0.5 * (mean[name] - old) for name, old in server["global"].items()}}
+
+    algorithm = replace(plain, aggregate=aggregate)
+    with pytest.raises(FLError, match=r"num_batches_tracked.*named_parameters"):
+        algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
+
+
+def test_functions_with_other_arguments_are_refused_before_the_first_round(make_federation):
+    def mine(fed):
+        return replace(fedavg.make(fed), aggregate=lambda server, clients, update: server)
+
+    with pytest.raises(FLError, match=r"aggregate of mine takes \(server, clients, update\)"):
+        Method(mine)(make_federation("cnn"))
 
 
 @pytest.mark.parametrize("part", [0.1, [torch.zeros(1)], {"a": 1}])

@@ -40,3 +40,13 @@ def test_headings_are_bold_on_a_terminal(width, monkeypatch):
 
 def test_a_file_or_a_pipe_gets_all_of_it(capsys):
     assert fitted(CELLS) == wrapped(CELLS)
+
+
+def test_numbers_stand_for_long_labels_of_a_table_in_parts():
+    long = [[f"{line[0]} clients=10 local_epochs=2 rounds=15", *line[1:]] for line in CELLS]
+    text = wrapped(long, 100)
+    assert all(text.count(line[0]) == 1 for line in long)
+    assert widest(text) <= 100
+    assert wrapped(long, 300).count("clients=10") == len(long)
+    assert "#" not in wrapped(long, 300)
+    assert wrapped(long, 1).count("clients=10") == len(long)  # even where nothing fits

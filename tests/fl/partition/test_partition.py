@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.data import Dataset, load
 from fl.figures.clients import partition_map
 from fl.figures.style import save
-from fl.partition import KINDS, counts, deal, hold_out
+from fl.partition import KINDS, Kind, counts, deal, hold_out
 from fl.partition.classes import _shared_out, nested
 from fl.runs.assembly import build
 from fl.settings import Config
@@ -405,3 +405,14 @@ def test_owners_may_have_any_number(owners):
             for each in (given, small)
         ]
         assert [part.tolist() for part in parts[0]] == [part.tolist() for part in parts[1]]
+
+
+def dealt_to_five(labels, clients):
+    """A function of the wrong arguments."""
+
+
+def test_a_partition_of_other_arguments_is_refused_when_it_is_named():
+    with pytest.raises(FLError, match=r"takes \(labels, clients\): let it take \(task\)"):
+        Config.of(partition=dealt_to_five)
+    with pytest.raises(FLError, match="deal takes"):
+        Kind(lambda task: None)
