@@ -15,11 +15,10 @@ dropout = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
 images = {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 10}
 net = ViTForImageClassification(ViTConfig(**images, **sizes, **dropout))
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for method in ("fedavg", "fedmr"):
-    rows: list = []
-    config = fl.Config.of(algorithm=method, rounds=8, clients=8, optimizer="adam", lr=0.005, partition="iid")
-    fl.simulate(config, f"runs/{method}", model=net, on_round=rows.append)
-    axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], label=method)
+rows: list = []
+config = fl.Config.of(algorithm="fedavg", rounds=12, clients=8, optimizer="adam", lr=0.005, partition="iid")
+fl.simulate(config, "runs/fedavg", model=net, on_round=rows.append)
+axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-")
 trained = fl.load_model("runs/fedavg", model=net)
 trained.save_pretrained("trained")
 again = ViTForImageClassification.from_pretrained("trained")
@@ -27,4 +26,4 @@ data = config.load()
 x, y = data.normalise(data.test_x), data.test_y
 print(f"{(again(x).logits.argmax(1) == y).float().mean():.1%} right after save_pretrained and from_pretrained")
 axis.set(title="A Vision Transformer of transformers", xlabel="round", ylabel="test accuracy, %")
-axis.legend(), plt.show()
+plt.show()
