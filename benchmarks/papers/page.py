@@ -29,9 +29,9 @@ _RULES = """## How to read the tables
 
 | verdict | rule |
 |---|---|
-| 🟢 reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
-| 🟡 ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
-| 🔴 not reproduced | neither |
+| ✓ reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
+| ≈ ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
+| ✗ not reproduced | neither |
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper has an image and no number |
 
@@ -51,7 +51,7 @@ python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
 python -m benchmarks.papers --page
 ```
 """
-_COLOURS = {"reproduced": "🟢", "ordering reproduced": "🟡", "not reproduced": "🔴"}
+_COLOURS = {"reproduced": "✓", "ordering reproduced": "≈", "not reproduced": "✗"}
 _LEGEND = {
     "fedmr": "Rows without settings follow the paper's text: momentum 0.9, McMahan's CNN, layers as units, and 500 "
     "rounds, which the text does not state.",
@@ -301,7 +301,7 @@ def _coloured(text: str) -> str:
     """Put its colour before each verdict that has one.
 
     >>> _coloured("9 reproduced, 3 not reproduced")
-    '9 🟢 reproduced, 3 🔴 not reproduced'
+    '9 ✓ reproduced, 3 ✗ not reproduced'
     """
     return re.sub("(?:ordering |not )?reproduced", lambda found: f"{_COLOURS[found[0]]} {found[0]}", text)
 

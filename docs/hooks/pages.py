@@ -30,6 +30,8 @@ FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHA
 
 _NAMED = re.compile(r"(?<!!)\[([^\[\]]*)\](\((?!\w+:|#)([^)#\s]+)\))")
 _PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+)\)$", flags=re.MULTILINE)
+_VERDICT = re.compile("([✓≈✗]) (?:ordering |not )?reproduced")
+_VERDICTS = {"✓": "yes", "≈": "order", "✗": "no"}  # classes of docs/stylesheets/extra.css
 _FILTER = '<div id="filter-models"></div>'
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
@@ -125,6 +127,7 @@ def _for_the_site(text: str, source: str) -> str:
         return found[1] if (ROOT / target).is_dir() and target != "gallery" else found[0]
 
     text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
+    text = _VERDICT.sub(lambda found: f'<span class="verdict {_VERDICTS[found[1]]}">{found[0]}</span>', text)
     return text.replace(_FILTER, f"{_FILTER}\n<script>\n{(ROOT / 'docs/hooks/models.js').read_text()}</script>")
 
 
