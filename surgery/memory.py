@@ -1,4 +1,4 @@
-"""How much memory is free. It is asked before much is taken, since a process that takes too much is killed unheard."""
+"""The free memory. It is asked before much is taken, since a process that takes too much is killed without a word."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What surgery takes from torch that torch does not promise to keep, in one place."""
+"""The parts of torch that surgery uses and torch does not promise to keep, in one place."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the server of a method stores, and checks of what a method makes of it."""
+"""The state of a method's server, and checks of what a method makes of it."""
 
 from typing import Any, TypeAlias
 

@@ -1,1 +1,1 @@
-"""What is computed of finished runs: results, costs, clusters of clients, and loss landscapes."""
+"""Computations on finished runs: results, costs, clusters of clients, and loss landscapes."""

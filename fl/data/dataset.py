@@ -332,7 +332,7 @@ class Dataset:
 
     @property
     def on_host(self) -> bool:
-        """Whether samples are kept on the host, and only those in use are copied to the device."""
+        """True if samples are kept on the host, and only those in use are copied to the device."""
         return self.used_on is not None
 
     @property
@@ -379,27 +379,27 @@ class Dataset:
 
     @property
     def text(self) -> bool:
-        """Whether samples are sequences of tokens with a label for each token."""
+        """True if samples are sequences of tokens with a label for each token."""
         return self.y.ndim == 2 and self.task == "classification"
 
     @property
     def dense(self) -> bool:
-        """Whether samples have a class for each pixel (or step, or voxel): masks."""
+        """True if samples have a class for each pixel (or step, or voxel): masks."""
         return self.task == "segmentation"
 
     @cached_property
     def unscored(self) -> bool:
-        """Whether some tokens of text, or pixels of masks, count for nothing."""
+        """True if some tokens of text, or pixels of masks, count for nothing."""
         return (self.text or self.dense) and any(bool((y == UNSCORED).any()) for y in (self.y, self.test_y))
 
     @property
     def tokens(self) -> bool:
-        """Whether samples are sequences of tokens."""
+        """True if samples are sequences of tokens."""
         return isinstance(self.x, Tensor) and self.x.ndim == 2 and not self.x.is_floating_point()
 
     @property
     def images(self) -> bool:
-        """Whether samples are images [C, H, W]."""
+        """True if samples are images [C, H, W]."""
         return isinstance(self.x, Tensor) and self.x.ndim == 4
 
     def normalise(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Inputs:

@@ -51,7 +51,7 @@ class Augment(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether images are cut out at random places, or mirrored."""
+        """True if images are cut out at random places, or mirrored."""
         return bool(self.crop or self.flip)
 
     def draw(self, key: Tensor, batch: int, width: int) -> Tensor:

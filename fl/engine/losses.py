@@ -1,4 +1,4 @@
-"""What a model's outputs are judged by: losses by name, or a function of your own.
+"""Losses that judge a model's outputs: by name, or a function of your own.
 
 A loss takes (outputs, targets) of n samples and returns the loss of each, [n]; clients minimise the mean over a batch.
 Outputs are logits [n, classes] for classes [n] (a token of text is a sample), numbers [n, D] for numbers [n, D], and

@@ -1,4 +1,4 @@
-"""How much a model computes, counted in a forward pass of its own."""
+"""Counts what a model computes, in a forward pass of its own."""
 
 import copy
 from contextlib import suppress

@@ -1,1 +1,1 @@
-"""What wraps methods and local training: one file each, with its settings and an `EXTENSION`."""
+"""Wrappers of methods and of local training: one file each, with its settings and an `EXTENSION`."""

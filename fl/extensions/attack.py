@@ -63,7 +63,7 @@ class Attack:
 
     @property
     def needs(self) -> dict[str, str]:
-        """What a method must be able to do."""
+        """The capabilities that a method needs."""
         return dict(_NEEDS)
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:

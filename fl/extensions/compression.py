@@ -61,7 +61,7 @@ class Compression:
 
     @property
     def on(self) -> bool:
-        """Whether updates are compressed."""
+        """True if updates are compressed."""
         return self.kind != "none"
 
     @torch.no_grad()

@@ -83,12 +83,12 @@ class Defence:
 
     @property
     def chooses(self) -> bool:
-        """Whether the rule chooses among whole models."""
+        """True if the rule chooses among whole models."""
         return self.rule in _LEAST
 
     @property
     def needs(self) -> dict[str, str]:
-        """What a method must be able to do."""
+        """The capabilities that a method needs."""
         found = {}
         if self != Defence():
             found = {"changed_updates": "--defence", "plain_average": "--defence"}

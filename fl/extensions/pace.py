@@ -61,12 +61,12 @@ class Pace(NamedTuple):
 
     @property
     def needs(self) -> dict[str, str]:
-        """What a method must be able to do."""
+        """The capabilities that a method needs."""
         return {"one_training": "--pace"}
 
     @property
     def leaves_out(self) -> bool:
-        """Whether clients that are late send nothing."""
+        """True if clients that are late send nothing."""
         return bool(self.deadline) and not self.partial
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:

@@ -1,4 +1,4 @@
-"""How the server averages the models that clients send."""
+"""Rules by which the server averages the models that clients send."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Aggregator(Protocol):
 
     @property
     def chooses(self) -> bool:
-        """Whether it chooses among whole models."""
+        """True if it chooses among whole models."""
 
     def average(
         self,

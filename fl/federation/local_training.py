@@ -1,4 +1,4 @@
-"""How clients train on their own data."""
+"""Training of clients on their own data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

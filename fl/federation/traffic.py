@@ -1,4 +1,4 @@
-"""What a participant receives and sends in a round, on average: models and bytes."""
+"""The mean traffic of a participant in a round: models and bytes that it receives and sends."""
 
 from collections.abc import Mapping, Sequence
 

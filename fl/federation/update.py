@@ -1,4 +1,4 @@
-"""What comes of the training of a round's clients."""
+"""The result of the training of a round's clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class ClientUpdate(NamedTuple):
 
     @property
     def arrived(self) -> list[bool]:
-        """Whether each client's update arrived; that of one that was dropped did not."""
+        """True if each client's update arrived; that of one that was dropped did not."""
         return [size > 0 for size in self.sizes]
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from fl.base.errors import Terminated
 
 
 class Ending:
-    """Whether SIGTERM has come, and when it ends a run.
+    """True if SIGTERM has come, and when it ends a run.
 
     Attributes:
         told: whether it has come.

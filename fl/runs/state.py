@@ -141,7 +141,7 @@ class RunState:
 
     @property
     def over(self) -> bool:
-        """Whether --patience says that training has brought nothing better for too long."""
+        """True if --patience says that training has brought nothing better for too long."""
         return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows, self.config.evaluation.best_by)
 
     def numbers_left(self) -> Iterator[int]:

@@ -62,7 +62,7 @@ class Client:
 
     @property
     def finished(self) -> bool:
-        """Whether it has uploaded."""
+        """True if it has uploaded."""
         return self.phase > 2 * self.repeats
 
     def step(self, phase: int, frames: Sequence[bytes]) -> list[Envelope]:

@@ -302,7 +302,7 @@ class Config:
 
     @property
     def fixes_rounds(self) -> bool:
-        """Whether the number of rounds changes rounds before the last: their learning rate, say."""
+        """True if the number of rounds changes rounds before the last: their learning rate, say."""
         drawn = any(EXTENSIONS[name].fixes_rounds(options) for name, options in self.extensions.items())
         return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 

@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
     @property
     def group(self) -> bool:
-        """Whether it is a group."""
+        """True if it is a group."""
         return is_dataclass(self.default)
 
 

@@ -1,4 +1,4 @@
-"""What the averages of stacks and of submodels share: weights, and tensors of which there is no mean."""
+"""Code that averages of stacks and of submodels share: weights, and tensors that have no mean."""
 
 from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""What the commands on checkpoints share: the one that is read, its model, and the one that is written."""
+"""Code that commands on checkpoints share: the checkpoint that is read, its model, and the one that is written."""
 
 import json
 import re
@@ -51,7 +51,7 @@ class Model:
 
     @property
     def described(self) -> bool:
-        """Whether the model is known: by its name, or by a folder's config.json."""
+        """True if the model is known: by its name, or by a folder's config.json."""
         return self.name is not None or (self.folder is not None and (self.folder.path / "config.json").is_file())
 
     def built(self, module: nn.Module | None = None) -> nn.Module:

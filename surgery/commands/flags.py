@@ -1,4 +1,4 @@
-"""How arguments are written behind their flags, and functions of the user's own."""
+"""Arguments as they are written behind their flags, and functions of the user's own."""
 
 import ast
 import importlib

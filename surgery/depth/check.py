@@ -1,4 +1,4 @@
-"""Whether a deeper or shallower model runs as its sections say, with a cache and without."""
+"""Checks that a deeper or shallower model runs as its sections say, with a cache and without."""
 
 import inspect
 from collections import Counter

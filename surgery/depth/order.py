@@ -1,4 +1,4 @@
-"""Whether modules run one after another on an example, each on what the one before gave."""
+"""Finds out whether modules run one after another on an example, each on the output of the one before."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise

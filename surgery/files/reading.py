@@ -68,7 +68,7 @@ class Checkpoint(LazyState):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, with files beside the weights."""
+        """True if it is a folder, with files beside the weights."""
         return self.path.is_dir()
 
     @property

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: tensors, sections and layers as their names show them, and how it was made."""
+"""The contents of a checkpoint: tensors, sections and layers as their names show them, and how it was made."""
 
 import json
 from collections import Counter

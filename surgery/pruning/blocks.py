@@ -1,4 +1,4 @@
-"""How much each block matters, for `surgery.ungraft`."""
+"""Scores of blocks, for `surgery.ungraft`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args

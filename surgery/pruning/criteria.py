@@ -1,4 +1,4 @@
-"""How much each position of each coupled width matters."""
+"""Scores of the positions of each coupled width."""
 
 import inspect
 import sys

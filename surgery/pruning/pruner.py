@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What `prune` has made.
+    """The result of `prune`.
 
     Attributes:
         model: the small model, with the weights that it was trained to.

@@ -1,4 +1,4 @@
-"""What is known of the tensors of a forward pass."""
+"""Notes about the tensors of a forward pass."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""What methods with a model for each client share."""
+"""Code that methods with a model for each client share."""
 
 import copy
 import logging

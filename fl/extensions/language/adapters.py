@@ -47,7 +47,7 @@ class AdapterOptions:
 
     @property
     def on(self) -> bool:
-        """Whether clients train adapters."""
+        """True if clients train adapters."""
         return self.kind != "none"
 
     @property

@@ -1,4 +1,4 @@
-"""What each operation does to axes: one rule for each kind of operation.
+"""Rules for what operations do to axes: one for each kind of operation.
 
 A rule is a function of what it may ask (a `View`), the call's arguments by their names in the operation's schema, and
 the result. It unifies axes that are the same and fixes axes that must keep their size. It returns the axes of the
