@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 _MANY = 20  # names that nobody wants to read all of
-_OWN = {"--algorithm": "METHOD", "--partition": "KIND"}
-"""Flags that also take an import path, and what a user's own module calls what it has for them."""
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
 
 
@@ -178,9 +176,11 @@ class Flag(PrimitiveConstructorSpec):
 
     Attributes:
         items: of which each value is one (each of the items of a tuple): Limits, names, or None for any.
+        own: see `choice`.
     """
 
     items: Container | Iterable | None
+    own: str
 
     def __init__(
         self,
@@ -188,6 +188,7 @@ class Flag(PrimitiveConstructorSpec):
         metavar: str,
         items: Container | Iterable | None = None,
         write: Callable[[Any], str] | None = None,
+        own: str = "",
     ) -> None:
         super().__init__(
             nargs=1,
@@ -197,6 +198,7 @@ class Flag(PrimitiveConstructorSpec):
             str_from_instance=lambda value: [(write or written)(value)],
         )
         object.__setattr__(self, "items", items)
+        object.__setattr__(self, "own", own)
 
 
 def as_tuple(value: Any) -> tuple:
@@ -254,12 +256,13 @@ def one_of(*names: str) -> Flag:
     return Flag(str, every if len(every) < 60 else "NAME", names)
 
 
-def several(kind: type, metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:
+def several(kind: type, metavar: str, empty: str = "", items: Any = None, own: str = "", **limits: Any) -> Flag:
     """Make the flag of several values, comma-separated.
 
     Args:
         empty: what stands for none of them.
         items: the names that there are; numbers have limits instead.
+        own: see `choice`.
     """
 
     def parse(text: str) -> tuple:
@@ -270,7 +273,7 @@ def several(kind: type, metavar: str, empty: str = "", items: Any = None, **limi
             raise ValueError(f"{text!r} has an empty item: write one comma between two items, and none at the end")
         return tuple(_parsed(kind, word) for word in words)
 
-    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: written(value) or empty)
+    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: written(value) or empty, own)
 
 
 AtLeast1 = Annotated[int, number(int, least=1)]
@@ -288,8 +291,11 @@ Lengths = Annotated[tuple[int, ...], several(int, "INT,...", empty="converged")]
 Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 
 
-def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> None:
+def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
     """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
+
+    Args:
+        own: how a user's own module names what it has, if an import path is a value as well.
 
     >>> choice("fruit", ["aple"], ["apple", "pear"])
     Traceback (most recent call last):
@@ -298,7 +304,7 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
     for value in values:
         if isinstance(value, str) and value in valid:
             continue
-        module, own = str(value).removesuffix(".py"), _OWN.get(what, "")
+        module = str(value).removesuffix(".py")
         if own and module.isidentifier() and Path(f"{module}.py").is_file():
             raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py")
         names = [*valid] if isinstance(valid, Iterable) else []
@@ -434,7 +440,7 @@ def check_value(setting: "Setting") -> None:
             if any(item not in mark.items for item in items):
                 raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
         elif mark.items is not None:
-            choice(f"--{flag}", items, mark.items)
+            choice(f"--{flag}", items, mark.items, mark.own)
     for item in items:
         if isinstance(item, Integral) and abs(item) >= 2**63:
             raise FLError(f"--{flag} must be below 2^63, got {item}")

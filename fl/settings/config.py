@@ -251,13 +251,13 @@ class Config:
             if not isinstance(value := getattr(self, name), kind):
                 raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
         partitions = {name: kind.options for name, kind in KINDS.items()}
-        for name, chosen, known in (
-            ("algorithm", self.method, OPTIONS),
-            ("partition", self.data.partition, partitions),
+        for name, chosen, known, own in (
+            ("algorithm", self.method, OPTIONS, "METHOD"),
+            ("partition", self.data.partition, partitions, "KIND"),
         ):
             if not isinstance(chosen, Chosen):
                 raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
-            choice(f"--{name}", [chosen.name], known)
+            choice(f"--{name}", [chosen.name], known, own)
             if type(chosen.options) is not type(known[chosen.name]):
                 raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
         for name in self.extensions:

@@ -15,13 +15,13 @@ from fl.base.errors import FLError
 from fl.base.settings import (
     About,
     Chosen,
+    Flag,
     Rare,
     T,
     check_values,
     flag_in,
     flag_of,
     name_of,
-    one_of,
     several,
 )
 from fl.partition import KINDS
@@ -44,9 +44,9 @@ def _about_methods() -> str:
 class Command:
     """What a command runs, and where its runs lie."""
 
-    algorithm: Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), About(_about_methods)] = (
-        Experiment.algorithms
-    )
+    algorithm: Annotated[
+        tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS, own="METHOD"), About(_about_methods)
+    ] = Experiment.algorithms
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
@@ -114,7 +114,7 @@ def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) 
         kind = one.field.type
         if isinstance(one.field.default, Chosen):
             notes = [note for note in kind.__metadata__ if hasattr(note, "help")]
-            kind = Annotated[str, one_of(*KINDS), *notes]
+            kind = Annotated[str, Flag(str, "NAME", KINDS, own="KIND"), *notes]
         types.append((name, kind, field(default=one.default, metadata={"documented": (one.owner, one.field.name)})))
     return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 

@@ -87,7 +87,7 @@ def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mappi
             experiment = start = Experiment.from_file(Path(file))
         experiment, _ = overridden(others, start, quiet=True)
     if asked_for := named(others, "algorithm"):
-        choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS)
+        choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS, "METHOD")
     read = {
         one.flag for run in experiment.runs() for one in run.settings() if not one.unread and not marks(one.field, Rare)
     }
