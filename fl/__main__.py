@@ -12,10 +12,10 @@ from fl.base.plugins import declared
 
 COMMANDS = {
     "run": ("fl.run", "Train federated models"),
-    "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
+    "data": ("fl.data.__main__", "Split a data set among clients, and show who holds what"),
     "compare": ("fl.compare", "Compare runs in one figure and one table"),
-    "structure": ("fl.structure", "Which clients share models, beside the truth"),
-    "landscape": ("fl.landscape", "Loss landscapes around trained models"),
+    "structure": ("fl.structure", "Show which clients share models, beside the true groups"),
+    "landscape": ("fl.landscape", "Draw the loss around trained models"),
     "export": ("fl.export", "Write the trained model of a run into a file or folder"),
     "surgery": ("surgery.__main__", "Operate on models and checkpoints"),
     "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),

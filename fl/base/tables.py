@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -64,11 +65,21 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one, with bold headings."""
+    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one, with bold headings.
+
+    Where they do not fit, columns in which all rows are equal are listed below the table instead.
+    """
     if not sys.stdout.isatty():
         return wrapped(lines)
-    text = wrapped(lines, shutil.get_terminal_size().columns)
-    return text if "NO_COLOR" in os.environ else re.sub(r"(?:^|(?<=\n\n)).+", "\033[1m\\g<0>\033[0m", text)
+    width, below = shutil.get_terminal_size().columns, ""
+    if sum(_widths(lines)) > width and len(lines) > 2:
+        first, *columns = zip(*lines)
+        alike = [f"{name} {value}" for name, value, *rest in columns if {value} == {*rest}]
+        lines = [*zip(first, *(column for column in columns if len({*column[1:]}) > 1))]
+        below = "\n" + textwrap.fill(f"all rows: {', '.join(alike)}", width) if alike else ""
+    text = wrapped(lines, width)
+    text = text if "NO_COLOR" in os.environ else re.sub(r"(?:^|(?<=\n\n)).+", "\033[1m\\g<0>\033[0m", text)
+    return text + below
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

@@ -40,16 +40,19 @@ p, figcaption { color: var(--soft) }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--rule) }
 td { white-space: nowrap }
-th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: break-word; max-width: 20rem }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: break-word; max-width: 20rem;
+  position: sticky; left: 0; background: var(--ground) }
 .words td, .words th { text-align: left; white-space: normal }
+.words td:first-child { max-width: none; overflow-wrap: anywhere }
 th { position: sticky; top: 0; background: var(--ground); vertical-align: bottom }
+th:first-child { z-index: 1 }
 .heat td:not(:first-child) { padding: .15rem .3rem; min-width: 1.9rem; border: 1px solid var(--ground);
   background: color-mix(in srgb, var(--heat) calc(var(--share, 0) * 60%), transparent) }
 .heat th { padding: .15rem .3rem }
 @media (max-width: 64rem) {
   table { font-size: .78rem }
   th, td { padding: .2rem .3rem; white-space: normal }
-  th:first-child, td:first-child { max-width: 10rem }
+  table:not(.words) :is(th, td):first-child { max-width: 10rem }
 }
 details { margin: .4rem 0 }
 .panels { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)) }
@@ -61,6 +64,7 @@ svg text { fill: var(--ink); font-family: inherit !important }
 .key svg { flex: none; width: 2.2rem; height: .7rem; cursor: auto }
 .key output { margin-left: auto; white-space: nowrap; font-variant-numeric: tabular-nums }
 pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere }
+pre span { display: inline-block; max-width: 100% }
 summary { cursor: pointer }
 """
 _SCRIPT = """
@@ -148,7 +152,7 @@ def report(
         "<h2>Curves</h2>\n<p>Point at a curve, or use the arrow keys, to read its values below it.</p>\n"
         f'<div class="panels">{"".join(_panels(groups, against))}</div>',
         f"<h2>Runs</h2>\n{_runs(runs, not_begun(folders, runs))}",
-        f"<h2>Commands</h2>\n{''.join(f'<pre>{escape(how_to_run(one))}</pre>' for one in groups.values())}",
+        f"<h2>Commands</h2>\n{''.join(map(_command, groups.values()))}",
         f"<h2>Settings</h2>\n{_settings(groups)}",
         f"<h2>Who holds what</h2>\n{''.join(_partitions(runs))}",
     ]
@@ -165,7 +169,9 @@ def report(
 
 def _html_table(lines: Sequence[Sequence[str]], kind: str = "") -> str:
     """Lay out cells, the first line of which are headings."""
-    head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
+    head, *body = (
+        "".join(f"<td>{escape(cell).replace('± ', '±&nbsp;')}</td>" for cell in line) for line in lines
+    )  # a deviation is on one line
     rows = "".join(f"<tr>{line}</tr>\n" for line in body)
     head = head.replace("<td>", "<th>").replace("</td>", "</th>")
     return (
@@ -236,6 +242,12 @@ def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str)
     heads = "".join(f"<th>{escape(line.label)}{percent}</th>" for line in panel.lines)
     body = f"<thead><tr><th>round</th>{heads}</tr></thead>\n<tbody>{rows}</tbody>"
     return key, f'<div class="wide"><table>{body}</table></div>'
+
+
+def _command(runs: Sequence[RecordedRun]) -> str:
+    """Write how to run; lines break between words, and not at the hyphens of a flag."""
+    words = re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", how_to_run(runs))
+    return f"<pre>{words}</pre>"
 
 
 def _runs(runs: Sequence[RecordedRun], waiting: Sequence[Path]) -> str:

@@ -55,7 +55,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
     """
     start, recipe = Experiment(), argv and not argv[0].startswith("-")
-    about = "Federated training of models that are cut and sewn, with FedMR on real digits as the default."
+    about = "Simulate federated learning; without flags FedMR on handwritten digits."
     if recipe:
         name = argv.pop(0)
         if name not in recipes:

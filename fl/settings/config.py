@@ -60,7 +60,7 @@ _log = logging.getLogger("fl")
 
 @dataclass(frozen=True)
 class Config:
-    """Federated training of models that are cut and sewn, with FedMR on real digits as the default.
+    """Settings of one run. The defaults are FedMR on handwritten digits.
 
     It is one run, of one method with one seed. `Config.of` takes settings by the names that they have as flags.
 

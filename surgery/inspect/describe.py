@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -147,9 +148,8 @@ def widths_table(widths: Sequence[Width]) -> Iterator[str]:
         same = [width for width in staying if width.reason == reason]
         sizes = f"{','.join(dict.fromkeys(str(width.size) for width in same)):>6}"
         count = sum(len(_tensors(width)) for width in same)
-        yield from _cut(
-            [f"{sizes if len(sizes) < 24 else f'{sizes[:20]}...':24}{count:8}  {reason}: {_tensors(same[0])[0]}"]
-        )
+        line = f"{sizes if len(sizes) < 24 else f'{sizes[:20]}...':24}{count:8}  {reason}: {_tensors(same[0])[0]}"
+        yield from _cut(textwrap.wrap(line, _columns(), subsequent_indent=" " * 34, break_on_hyphens=False))
 
 
 def _tensors(width: Width) -> list[str]:
@@ -177,6 +177,10 @@ def _table(before: Size, after: Size) -> Iterator[str]:
         yield f"{what:10}{old:>13}{new:>13}{ratio:>9.1%}"
 
 
+def _columns() -> int:
+    return min(_COLUMNS, max(60, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else _COLUMNS
+
+
 def _cut(lines: Iterable[str]) -> Iterator[str]:
-    most = min(_COLUMNS, max(40, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else _COLUMNS
+    most = _columns()
     yield from (line if len(line) <= most else line[: most - 3] + "..." for line in map(str.rstrip, lines))

@@ -6,7 +6,7 @@ import pytest
 
 from fl.base.tables import fitted, wrapped
 
-CELLS = [["method", *(f"column {n}" for n in range(12))], *([name, *["1.0"] * 12] for name in ("fedavg", "fedmr"))]
+CELLS = [["method", *(f"column {n}" for n in range(12))], ["fedavg", *["1.0"] * 12], ["fedmr", *["2.0"] * 12]]
 
 
 @pytest.fixture(params=[80, 120])
@@ -26,6 +26,12 @@ def test_a_table_fits_the_terminal_and_keeps_every_column(width):
     text = fitted(CELLS)
     assert widest(text) <= width
     assert text.split().count("column") == 12
+
+
+def test_columns_of_equal_cells_stand_below_a_table_that_does_not_fit(width):
+    cells = [[*line, equal] for line, equal in zip(CELLS, ("seeds", "3", "3"))]
+    assert fitted(cells) == f"{fitted(CELLS)}\nall rows: seeds 3"
+    assert fitted([line[:3] + line[-1:] for line in cells]).split()[-1] == "3"  # fits, so that it stays in the table
 
 
 def test_headings_are_bold_on_a_terminal(width, monkeypatch):

@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if self.open and self.open[-1] in ("td", "th"):
-            self.tables[-1][-1][-1] += data
+            self.tables[-1][-1][-1] += data.replace("\xa0", " ")
         elif self.open and self.open[-1] not in ("script", "style"):
             self.texts.append(data)
 
