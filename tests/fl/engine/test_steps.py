@@ -28,7 +28,7 @@ def drawing(key=3):
 
 def fits(values, law, parameters=()):
     """Kolmogorov and Smirnov."""
-    return stats.kstest(values.double().numpy(), law, parameters).pvalue > 1e-4
+    return stats.kstest(values.double().numpy(), getattr(stats, law)(*parameters).cdf).pvalue > 1e-4
 
 
 def are_equally_frequent(numbers, n):
