@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -477,9 +478,10 @@ def _find_sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -
         if covers:
             sliced.update(min(covers, key=_Cover.cost).digits)
             continue
-        sizes = [" * ".join(str(d.size) for d in product) for product in component[:4]]
-        why = lost(f"widths of {', '.join(sizes)} share digits, but no choice of digits shrinks each exactly once")
-        reasons.update({atom: why for product in component for digit in product for atom in atoms(digit)})
+        shapes = dict.fromkeys(" * ".join(str(d.size) for d in product) for product in component)
+        sizes = ", ".join([*shapes][:4])
+        why = lost(f"widths of {sizes} share digits, but no choice of digits shrinks each exactly once")
+        reasons.update({atom: why for digit in _left_out(component, demand) for atom in atoms(digit)})
         return _find_sliced(solution, demand, reasons)
     shrinks = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
     return [atom for atom in solution.members if atom in shrinks]
@@ -544,6 +546,22 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
             yield from extend((*chosen, digit), banned | covered, [p for p in remaining if digit not in p])
 
     yield from extend((), twice, list(products))
+
+
+def _left_out(products: Sequence[_Digits], demand: Demand) -> set[Atom | Sum]:
+    """Return digits that keep their size because no choice takes exactly one digit of each product.
+
+    The digit of most products shrinks (of several such the longest), and the digits beside it stay. If every digit
+    would shrink some product more than once, all stay.
+    """
+    count = Counter(digit for product in products for digit in set(product))
+    twice = {digit for product in products for digit in product if product.count(digit) > 1}
+    inside = demand.heads == "inside"
+    able = [digit for digit in count if digit not in twice and not (inside and grouping_of(digit) == "heads")]
+    main = max(able, key=lambda digit: (count[digit], digit.size), default=None)
+    if main is None:
+        return {*count}
+    return {digit for product in products if main in product for digit in product} - {main}
 
 
 def _components(products: list[_Digits]) -> list[list[_Digits]]:

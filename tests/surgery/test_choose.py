@@ -15,6 +15,7 @@ from refusals import refused
 from symmetric import Made
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import surgery
 from surgery import narrow, state
@@ -273,6 +274,24 @@ def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
     assert small[0].out_features == 3
     assert {block.a.out_features for block in small[1:-1]} == {12}
     assert {"12", "7"} <= {*caplog.text.split()}  # widths, of which five are listed
+
+
+def test_streams_that_mix_by_a_square_matrix_stay_and_the_features_of_each_shrink():
+    """Hyper-connections: all 3 * 8 numbers make the matrix of 3 * 3 that mixes the streams."""
+
+    def forward(net, x):
+        streams = net.first(x).view(-1, 3, net.inner.in_features)
+        mixed = net.mix(streams.flatten(1)).view(-1, 3, 3) @ streams
+        return net.last((mixed + net.inner(streams).relu()).mean(1))
+
+    net = Made(forward, first=nn.Linear(4, 24), mix=nn.Linear(24, 9), inner=nn.Linear(8, 8), last=nn.Linear(8, 2))
+    x = torch.randn(5, 4)
+    small, plan = narrow(net, 0.5, x)
+    assert [tuple(p.shape) for p in small.parameters() if p.ndim == 2] == [(12, 4), (9, 12), (4, 4), (2, 4)]
+    assert_close(small(x), surgery.load(net, plan.embed(state(small))[0])(x))
+    with refused("width: mix.weight"):
+        narrow(net, 0.5, x, strict=True)
+    assert narrow(net, 0.5, x, strict=True, keep=["mix"])[0].inner.in_features == 8
 
 
 @settings(max_examples=200)
