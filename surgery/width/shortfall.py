@@ -46,7 +46,8 @@ class UnshrunkWidth(NamedTuple):
     why: Why
 
     def __str__(self) -> str:
-        return f"axis {self.axis} of {self.tensor} {self.shape} stays whole: {self.why.text}"
+        part = f"a part of {self.size} of " if self.size < self.shape[self.axis] else ""
+        return f"{part}axis {self.axis} of {self.tensor} {self.shape} stays whole: {self.why.text}"
 
 
 def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:

@@ -555,8 +555,15 @@ def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
         lambda net, x: net.c(torch.cat([net.a(x), net.b(x).cumsum(-1)], -1)),
         a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
     )  # fmt: skip
-    with refused("width: b.weight"):
+    with refused("width: axis 0 of b.weight (12, 6) stays whole") as caught:
         narrow(half, 0.5, torch.randn(2, 6), strict=True)
+    assert "part" not in str(caught.value)
+    one = Made(
+        lambda net, x: net.b(torch.cat([net.a(x)[:, :4].cumsum(-1), net.a(x)[:, 4:]], -1)),
+        a=nn.Linear(6, 12), b=nn.Linear(12, 3),
+    )  # fmt: skip
+    with refused("width: a part of 4 of axis 0 of a.weight (12, 6) stays whole"):
+        narrow(one, 0.5, torch.randn(2, 6), strict=True)
 
 
 def test_widths_are_those_that_narrow_finds_for_the_same_output():
