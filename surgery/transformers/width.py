@@ -104,8 +104,11 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
         return [], ""
     best = search.best()
     if any(best.score):
-        refused = f"; for the new widths its class raises {search.refused}" if search.refused else ""
-        hint = "choose shares, rounding or heads with which its class can say the widths"
+        refused = f"; for other values that were tried, its class raises {search.refused}" if search.refused else ""
+        hint = (
+            "choose shares, rounding or heads with which its class can say the widths, or give those that it makes as "
+            "long as before to keep=[...]"
+        )
         return [], undescribed(model, f"{best.why}{refused}", hint)
     return best.edits, ""
 
