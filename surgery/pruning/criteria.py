@@ -14,8 +14,8 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs, named_tensors
 from surgery.names import joined
+from surgery.pruning.computed import Computed, Key, as_parameters, computed
 from surgery.states import as_real
-from surgery.width.computed import Computed, Key, as_parameters, computed
 from surgery.width.replay import read_batch
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths, occurrences, onto_atoms, solve
 from surgery.width.trace import traced, traced_in_place, unfused

@@ -13,8 +13,8 @@ from surgery.errors import SurgeryError
 from surgery.forward import call, check_runs, in_precision, tensors_in, varied
 from surgery.names import hint
 from surgery.plan import Plan, as_runs
+from surgery.pruning.computed import Computed, computed
 from surgery.pruning.criteria import read_activations, scored
-from surgery.width.computed import Computed, computed
 from surgery.width.narrow import narrow
 from surgery.width.plan import runs_of
 from surgery.width.positions import as_positions
