@@ -18,12 +18,12 @@ from surgery.plan import Index, Plan, Runs, Source, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
+from surgery.widening.comparison import changed, trial
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.check import Checked, Divergence, checked_plan, with_configuration
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
 from surgery.width.plan import plan_of
-from surgery.width.replay import changed, trial
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole, unused_tensors
 from surgery.width.solve import SPLITS, Atom, Axis, Choice, Solution, Sum, atoms, factors, solve

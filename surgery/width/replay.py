@@ -1,4 +1,4 @@
-"""A model run again along its trace: what products read of a batch, and whether a wide model computes the same."""
+"""A model run again along its trace: what products read of a batch."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -7,20 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.copying import clone
-from surgery.errors import SurgeryError, explained, is_out_of_memory
-from surgery.forward import call, copied, in_mode, in_precision, tensors_in, watching
-from surgery.states import as_real, state
+from surgery.errors import SurgeryError, explained
+from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.states import as_real
 from surgery.torch_private import Watch
-from surgery.width.plan import repeated
-from surgery.width.rules.registry import RULES, is_step, operation_name
-from surgery.width.solve import SUMS, Axes, Choice, Solution
+from surgery.width.rules.registry import is_step, operation_name
+from surgery.width.solve import SUMS, Axes, Solution
 from surgery.width.steps import Step
 
 _NEAR = 1e-6  # of the largest number: rounding is far below that, another computation above
 
 
-class _Replay(Watch):
+class Replay(Watch):
     """Follows the steps of a trace while a model runs; `done` is the number of the step that comes next."""
 
     def __init__(self, solution: Solution):
@@ -56,7 +54,7 @@ def _is_of_weights(source: Any, steps: Sequence[bool]) -> bool:
     return source is not None and (isinstance(source[0], str) or steps[source[0]])
 
 
-class _Reads(_Replay):
+class _Reads(Replay):
     """Shows what products read that is not computed of weights alone."""
 
     def __init__(self, solution: Solution, names: Collection[str], or_constants: bool, read: Callable):
@@ -98,96 +96,6 @@ def read_batch(
     hint = f"; by={by!r} takes batches of inputs, without labels"
     with explained(what, hint), in_mode(model, training=False), watching(model), reads:
         call(model, copied(batch))
-
-
-def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return a copy of this precision in evaluation mode, whose weights are a little off: zeros would hide much."""
-    twin, generator = clone(model).eval(), torch.Generator().manual_seed(0)
-    twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
-    for name, tensor in state(twin).items():
-        tensor = as_real(tensor)
-        if tensor.is_floating_point() and "running_" not in name:
-            size = tensor.abs().mean().nan_to_num().clamp(min=0.02).item()
-            noise = torch.empty(tensor.shape).uniform_(-1, 1, generator=generator)
-            tensor.add_(noise.to(tensor.device), alpha=0.17 * size)  # of a standard deviation of a tenth
-    return twin
-
-
-def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
-    """Return the first step with another result in the wide model than in the model with positions repeated; or None.
-
-    A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
-    """
-    keep = _Keep(solution)
-    model = clone(model)  # a forward pass may leave something in it, such as the state of a recurrence
-    with explained(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
-        before = tensors_in(call(model, copied(example)))
-    compare = _Compare(keep.kept, solution, choice)
-    try:
-        with in_mode(wide, training=False), watching(wide), compare:
-            after = tensors_in(call(wide, copied(example)))
-    except Exception as error:  # it differs, or does not run, which is a difference, too
-        if is_out_of_memory(error):
-            raise
-        return compare.done if compare.summed is None else compare.summed
-    alike = all(same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
-    return None if alike else compare.summed
-
-
-class _Differs(Exception):
-    """Raised within the wide model's forward pass."""
-
-
-class _Keep(_Replay):
-    """Keeps the results of all steps."""
-
-    def __init__(self, solution: Solution):
-        super().__init__(solution)
-        self.kept: list[list[Tensor]] = []
-
-    def returns(self, name: str, tensors: list[Tensor]) -> None:
-        self.kept.append([tensor.detach().clone() for tensor in tensors])
-
-
-_UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-"""Operations whose results hold whatever was in that memory."""
-
-
-def unwritten(steps: Sequence[Step]) -> list[bool]:
-    """Return by step whether its result is empty memory or a view of it, also one taken after it was written to."""
-    found: list[bool] = []
-    for step in steps:
-        rule = RULES.get(step.name)
-        source = step.sources[0] if len(step.sources) == 1 and rule and rule.carries else None
-        view = source is not None and not isinstance(source[0], str) and found[source[0]]
-        found.append(view or step.name in _UNWRITTEN)
-    return found
-
-
-_SUMS = {"sum", "nansum", "norm", "linalg_vector_norm"}
-
-
-class _Compare(_Replay):
-    """Compares the results with those that were kept, but for what is computed of weights alone or not yet written."""
-
-    def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
-        super().__init__(solution)
-        self.kept, self.solution, self.choice = kept, solution, choice
-        self.summed: int | None = None  # the first sum that differs
-        self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), unwritten(self.steps))]
-
-    def returns(self, name: str, tensors: list[Tensor]) -> None:
-        step, before = self.steps[self.done], self.kept[self.done]
-        if step.name != name or not all(
-            same(repeated(old, axes, self.choice), new)
-            for old, axes, new in zip(before, step.outputs, tensors)
-            if not self.no_numbers[self.done]
-            and [axis.size for axis in axes] == list(old.shape)  # some kernels leave statistics empty
-        ):
-            if name not in _SUMS:
-                raise _Differs
-            self.summed = self.done if self.summed is None else self.summed
-        self.kept[self.done] = []
 
 
 def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:
