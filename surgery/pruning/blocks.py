@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, explained
-from surgery.forward import call, check_runs, copied, tensors_in
-from surgery.pruning.criteria import as_batches
+from surgery.forward import as_batches, call, check_runs, copied, tensors_in
 
 
 def score_blocks(
@@ -41,7 +40,7 @@ def score_blocks(
     >>> len(surgery.ungraft(net, keep=keep, stands_for="none")[0])
     4
     """
-    batches = as_batches(batches, "influence" if loss is None else "loss")
+    batches = as_batches(batches, "score_blocks")
     example = batches[0] if example is None else example
     check_runs(model, example, "score_blocks")
     found = sections(model, example=example)
