@@ -474,15 +474,15 @@ def sentences(stored: dict) -> dict[str, tuple[str, str]]:
     return {name: (page, text.format(**numbers[name])) for name, (page, text) in SENTENCES.items()}
 
 
-def marked(name: str) -> str:
+def marked(name: str, program: str = "others.py") -> str:
     """What stands above a sentence on its page."""
-    return f"<!-- made by benchmarks/others.py {name} -->"
+    return f"<!-- made by benchmarks/{program} {name} -->"
 
 
-def write_sentences(stored: dict) -> None:
+def write_sentences(made: dict[str, tuple[str, str]], program: str = "others.py") -> None:
     """Put the sentences into their pages."""
-    for name, (page, text) in sentences(stored).items():
-        path, mark = Path(__file__).parents[1] / page, f"{marked(name)}\n"
+    for name, (page, text) in made.items():
+        path, mark = Path(__file__).parents[1] / page, f"{marked(name, program)}\n"
         before, _, after = path.read_text().partition(mark)
         lines = "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
         path.write_text(before + mark + lines + after[re.search(r"\n\n|\n?\Z", after).start() :])
@@ -541,7 +541,7 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = {"versions": versions, "claims": found}
     path.write_text(json.dumps(stored, indent=1) + "\n")
-    write_sentences(stored)
+    write_sentences(sentences(stored))
     print(f"wrote {path}")
     sys.exit(not all(one["holds"] for one in found.values()))
 

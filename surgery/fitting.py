@@ -111,17 +111,12 @@ def fitted(
             left[name] = used[found] = f"{why}, and a corner would mix the {parts[name]} parts that its rows are"
         else:
             cut[name] = found, there, here
-    if not taken and not cut:
+    fits = [*taken, *cut]
+    if not fits or _FEW * len(fits) < min(len(own), len(given)):
         raise SurgeryError(
-            f"no tensor of the given state fits the model: {next(iter(given), 'nothing')!r} is there, "
-            f"{next(iter(own), 'nothing')!r} here: give the state of such a model",
-            code="mismatch",
-        )
-    if _FEW * (len(taken) + len(cut)) < min(len(own), len(given)):
-        raise SurgeryError(
-            f"only {len(taken) + len(cut)} of the model's {len(own)} tensors fit any of the state's {len(given)}, such "
-            f"as {next(iter({**taken, **cut}))!r}: it is the state of another model. If these few are meant, give a "
-            "state with them alone",
+            f"{len(fits)} of the model's {len(own)} tensors fit any of the state's {len(given)}"
+            f"{': ' * bool(fits)}{', '.join(map(repr, fits[:3]))}. It is the state of another model; if these few are "
+            "meant, give a state with them alone",
             code="mismatch",
         )
     goes = {*taken.values(), *(one for one, _, _ in cut.values())}

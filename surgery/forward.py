@@ -4,7 +4,7 @@ import gc
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -212,6 +212,16 @@ def check_runs(model: Any, example: Any, who: str) -> None:
         raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}", code="argument")
     if example is None:
         raise SurgeryError(f"{who} runs one forward pass: give an input as `example`", code="argument")
+
+
+def as_batches(batches: Iterable[Any], what: str) -> list[Any]:
+    """Return batches as a list; SurgeryError if there are none, or for one batch."""
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
+        raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
+    batches = list(batches)
+    if not batches:
+        raise SurgeryError(f"{what!r} needs `batches`, at least one", code="argument")
+    return batches
 
 
 def call(model: nn.Module, example: Any) -> Any:

@@ -155,12 +155,9 @@ def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _Way:
     for cuts, full, small in ((True, here, there), (False, there, here)):
         if plan.shapes == full and plan.small_shapes == small:
             return _Way(plan, cuts, new)
-    fits = next(
-        (f"its full model is the one {w}" for w, s in (("before", here), ("after", there)) if plan.shapes == s), ""
-    )
     raise SurgeryError(
-        f"the plan is not one between these two models{fits and f': {fits}, but its small model is not the other'}; "
-        "give the model that the optimizer trains, the model that the operation has made of it, and its plan",
+        "the plan is not one between these two models: give the model that the optimizer trains, the model that the "
+        "operation has made of it, and its plan",
         code="mismatch",
     )
 

@@ -573,8 +573,23 @@ def test_what_others_can():
     found = stored["claims"]
     assert found.keys() == others.CLAIMS.keys()
     assert all(claim["holds"] for claim in found.values())
-    for name, (page, text) in others.sentences(stored).items():
-        after = PAGES[page].partition(others.marked(name))[2].lstrip("\n")
+    check_sentences(others.sentences(stored), others.marked)
+
+
+def test_jobs_beside_other_tools(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    jobs, others = (importlib.import_module(f"benchmarks.{name}") for name in ("jobs", "others"))
+    stored = json.loads((RESULTS / "jobs.json").read_text())
+    check_sentences(jobs.sentences(stored), lambda job: others.marked(job, "jobs.py"))
+    for job, sides in jobs.JOBS.items():
+        lines = {side: sum(map(jobs.count_lines, functions)) for side, functions in sides.items()}
+        assert lines == {side: row["lines"] for side, row in stored["jobs"][job].items()}
+
+
+def check_sentences(sentences, marked):
+    """Look for each sentence behind its mark on its page."""
+    for name, (page, text) in sentences.items():
+        after = PAGES[page].partition(marked(name))[2].lstrip("\n")
         assert " ".join(after.split("\n\n")[0].split()) == text
 
 

@@ -87,9 +87,9 @@ def attempt(one: Wish) -> Outcome:
     return Outcome(one, True, "", time.perf_counter() - start)
 
 
-def count_lines(one: Wish) -> int:
-    """Count the lines of a wish's function without its asserts, comments, docstring and blank lines."""
-    text = textwrap.dedent(inspect.getsource(one.run))
+def count_lines(job: Callable) -> int:
+    """Count the lines of a function without its asserts, comments, docstring and blank lines."""
+    text = textwrap.dedent(inspect.getsource(job))
     function = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
     rows = set(range(function.body[0].lineno, (function.end_lineno or 0) + 1))
     for node in ast.walk(function):

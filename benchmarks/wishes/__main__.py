@@ -30,8 +30,8 @@ can](surgery.md#what-others-can).
 
 def row(one: Outcome) -> str:
     """Return the table's row of an outcome."""
-    lines = count_lines(one.wish)
-    message = " ".join(one.message.split()).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+    lines = count_lines(one.wish.run)
+    message = (one.message.splitlines() or [""])[-1].strip().replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
     ours = f"works in {lines} line{'s' * (lines > 1)}" if one.works else f"refused, {one.wish.why}: {message}"
     return f"| {one.wish.job} | {ours} | {one.wish.source}: {one.wish.seen} |"
 

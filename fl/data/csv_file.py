@@ -15,7 +15,7 @@ from fl.data.table import Table, arrays_of, missing_value, mixed_values
 _MISSING = ("", "na", "nan", "null", "none", "n/a")
 
 
-def read(path: Path, names_in: Container[str] = ()) -> Table:
+def read(path: Path, names_in: Container[str]) -> Table:
     """Read a CSV file whose first line names its columns; a column of numbers alone holds numbers.
 
     Args:

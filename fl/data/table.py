@@ -85,10 +85,10 @@ def mixed_values(row: str, column: str, value: str) -> FLError:
 def arrays_of(
     table: Table,
     target: str,
-    owner: str | None = None,
-    split: str | None = None,
-    categorical: str = "one-hot",
-    task: str = "classification",
+    owner: str | None,
+    split: str | None,
+    categorical: str,
+    task: str,
 ) -> dict[str, Any]:
     """Return what `Dataset.from_arrays` takes, see `Dataset.from_pandas`."""
     choice("categorical", [categorical], CATEGORICAL)

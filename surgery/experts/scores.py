@@ -1,6 +1,6 @@
 """Scores of a mixture's experts: how often the router chooses them, and how large their weights are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, explained
 from surgery.experts.mixtures import Mixture, experts_of, mixtures
-from surgery.forward import call, copied, in_mode, tensors_in
+from surgery.forward import as_batches, call, copied, in_mode, tensors_in
 
 
 def norm(model: nn.Module, *, experts: str | None = None) -> dict[str, Tensor]:
@@ -57,17 +57,13 @@ def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None =
     >>> frequency(layer, [torch.ones(4, 2)])[""].tolist()
     [0.0, 1.0, 0.0]
     """
-    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(f"batches is a list of inputs, got a {type(batches).__name__}", code="argument")
+    batches = as_batches(batches, "frequency")
     twin = clone(model)
     seen = [_Seen(twin, one) for one in mixtures(twin, experts=experts)]
-    number = -1
     with in_mode(twin, training=False, own_draws=False):
         for number, batch in enumerate(batches):
             with explained(f"{type(model).__name__} does not run on batches[{number}]"):
                 call(twin, copied(batch))
-    if number < 0:
-        raise SurgeryError("frequency needs `batches`, at least one", code="argument")
     return {one.mixture.name: one.shares() for one in seen}
 
 

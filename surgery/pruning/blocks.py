@@ -1,7 +1,7 @@
 """Scores of blocks, for `surgery.ungraft`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError, explained
-from surgery.forward import call, check_runs, copied, tensors_in
-from surgery.pruning.criteria import as_batches
+from surgery.forward import as_batches, call, check_runs, copied, tensors_in
 
 
 def score_blocks(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    by: Literal["influence", "loss"] = "influence",
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     example: Any = None,
 ) -> dict[str, Tensor]:
@@ -25,15 +23,14 @@ def score_blocks(
 
     Args:
         model: any module with blocks that run one after another; a copy of it runs in evaluation mode.
-        batches: inputs as for `surgery.narrow`; what `loss` takes, with by="loss".
-        by: `influence`: 1 - the mean cosine of a block's input and output, of tokens [..., features] along the
-            features, of images over all of a sample (Men et al., "ShortGPT", 2024, equation 1);
-            `loss`: how much the mean loss grows when the block is left out.
-        loss: from a model and a batch to a number.
+        batches: inputs as for `surgery.narrow`; with `loss`, what it takes.
+        loss: from a model and a batch to a number. A block's score is how much the mean loss grows without it. None:
+            the score is 1 - the mean cosine of a block's input and output, of tokens [..., features] along the
+            features, of images over all of a sample (Men et al., "ShortGPT", 2024, equation 1).
         example: an input, for what batches with labels are; the first batch if it is not given.
 
     Raises:
-        SurgeryError: for a model without sections, an unknown `by`, and where the model or the loss fails.
+        SurgeryError: for a model without sections, and where the model or the loss fails.
 
     >>> import surgery
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
@@ -43,11 +40,7 @@ def score_blocks(
     >>> len(surgery.ungraft(net, keep=keep, stands_for="none")[0])
     4
     """
-    if by not in get_args(Literal["influence", "loss"]):
-        raise SurgeryError(f"unknown by={by!r}: choose influence or loss", code="argument")
-    if by == "loss" and loss is None:
-        raise SurgeryError("by='loss' needs `loss`, a function of a model and a batch", code="argument")
-    batches = as_batches(batches, by)
+    batches = as_batches(batches, "score_blocks")
     example = batches[0] if example is None else example
     check_runs(model, example, "score_blocks")
     found = sections(model, example=example)
@@ -55,9 +48,8 @@ def score_blocks(
         raise SurgeryError(f"{type(model).__name__} has no sections of blocks to score", code="depth")
     twin = clone(model).eval()
     names = [block for section in found for block in section.blocks]
-    influence = _influences(twin, names, batches if by == "influence" else [example])
-    if by == "loss":
-        assert loss is not None
+    influence = _influences(twin, names, batches if loss is None else [example])
+    if loss is not None:
 
         def mean(what: str) -> float:
             with explained(f"loss(model, batch) fails {what}"), torch.no_grad():

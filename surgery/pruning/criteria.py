@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError, explained
-from surgery.forward import check_runs, named_tensors
+from surgery.forward import as_batches, check_runs, named_tensors
 from surgery.names import joined
 from surgery.pruning.computed import Computed, Key, as_parameters, computed
 from surgery.states import as_real
@@ -210,16 +210,6 @@ def _criterion(
     biases = {name for name in vectors if "bias" in name.rpartition(".")[2]}
     power = 1 if by == "l1" else 2
     return lambda name, rows, axis: None if name in biases else (rows.abs() ** power).sum(1)
-
-
-def as_batches(batches: Iterable[Any], by: str) -> list[Any]:
-    """Return batches as a list; SurgeryError if there are none, or for one batch."""
-    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
-    batches = list(batches)
-    if not batches:
-        raise SurgeryError(f"the criterion {by!r} needs `batches`, at least one", code="argument")
-    return batches
 
 
 def _gradients(

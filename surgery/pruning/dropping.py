@@ -131,13 +131,7 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
             where, name,
         )  # fmt: skip
     if not gone:
-        raise SurgeryError(
-            f"no position of a width of {type(model).__name__} is zero, but for those that its biases and norms make "
-            "something else of"
-            if stay
-            else f"no position of a width of {type(model).__name__} is zero",
-            code="width",
-        )
+        raise SurgeryError(f"no position of a width of {type(model).__name__} is zero where it is read", code="width")
     small, plan = drop(model, gone, example=example, output=output)
     if not _same_outputs(model, small, given, output):
         raise SurgeryError(

@@ -65,7 +65,7 @@ def test_loss_is_that_of_the_model_without_the_block():
     net, x = nets()
     y = torch.arange(35) % 3
     loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1])  # noqa: E731
-    scores = score_blocks(net, [(x, y)], by="loss", loss=loss, example=x)["blocks"]
+    scores = score_blocks(net, [(x, y)], loss=loss, example=x)["blocks"]
     for gone in range(4):
         shallow, _ = surgery.ungraft(net, keep={"blocks": [i for i in range(4) if i != gone]}, example=x)
         assert scores[gone].item() == pytest.approx((loss(shallow, (x, y)) - loss(net, (x, y))).item(), abs=1e-5)
@@ -82,9 +82,7 @@ def test_what_cannot_be_scored():
     for wrong, code in (
         (lambda: score_blocks(nn.Linear(4, 2), [x]), "depth"),
         (lambda: score_blocks(net, []), "argument"),
-        (lambda: score_blocks(net, [x], by="size"), "argument"),
-        (lambda: score_blocks(net, [x], by="loss"), "argument"),
-        (lambda: score_blocks(net, [x], by="loss", loss=lambda m, b: 1 / 0), "run"),
+        (lambda: score_blocks(net, [x], loss=lambda m, b: 1 / 0), "run"),
         (lambda: score_blocks(net, [x, torch.zeros(2, 3)]), "run"),
     ):
         with refused(code):
