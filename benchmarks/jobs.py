@@ -230,7 +230,7 @@ SENTENCES = {
         "accuracies are {ours.accuracy:.0%}, {Flower.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
     ),
     "fedproto": (
-        "docs/guides/architectures.md",
+        "docs/guides/model.md",
         "FedProto with one architecture, ten clients with 100 images of Fashion-MNIST each and five rounds, is "
         "{ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} times as long. Here "
         "clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "

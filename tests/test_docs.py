@@ -49,7 +49,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*TOP, *(ROOT / "docs").rglob("*.md")]}
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
 METHODS = dict(ALGORITHMS)
-EXAMPLES = ("NAME", "slowmo", "my_slowmo:METHOD", "squares", "mlp", "shorten")
+EXAMPLES = ("NAME", "slowmo", "my_slowmo:METHOD", "mlp", "shorten")
 """What stands in the pages for a file that a reader adds."""
 FENCES = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
 
