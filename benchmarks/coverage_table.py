@@ -31,8 +31,8 @@ OPERATIONS = {
     "torch_pruning": "torch-pruning alone",
 }  # fmt: skip
 LONGEST = 150  # characters of a reason
-SHOWN = 4  # models that a row names
-COMMON = 5  # models that share a reason why widths stay whole, for a row of its own
+SHOWN = 2  # models that a row names
+COMMON = 10  # models that share a reason why widths stay whole, for a row of its own
 PAGE = Path(__file__).parents[1] / "docs/results/models.md"
 EACH = PAGE.with_suffix(".csv")
 SUPPORT = "coverage-support.json"
@@ -40,17 +40,12 @@ MARKS = ("<!-- made by benchmarks/coverage_table.py --support -->", "<!-- end --
 FAMILIES = {
     "timm": "timm, the smallest of each model file",
     "classification": "torchvision, classification",
-    "segmentation": "torchvision, segmentation",
-    "detection": "torchvision, detection",
-    "video": "torchvision, video",
-    "optical_flow": "torchvision, optical flow",
+    **dict.fromkeys(("segmentation", "detection", "video", "optical_flow"), "torchvision, other tasks"),
     "quantization": "torchvision, quantized (int8)",
     "causal": "transformers, causal language models",
-    "masked": "transformers, masked language models",
-    "translation": "transformers, encoder and decoder",
-    "texts": "transformers, classes of texts",
-    "images": "transformers, classes of images",
+    **dict.fromkeys(("masked", "translation", "texts", "images"), "transformers, other classes"),
 }
+"""From families of models to the row that counts them."""
 JUDGED = ("narrow", "prune", "graft", "permute", "align", "widen", "save")
 VERDICTS = {
     "ok": "ok", "nothing to do": "-", "SurgeryError": "refused", "PlanOnly": "plan only", "took too long": "too long",
@@ -70,6 +65,7 @@ REFUSALS = {
     "cannot be reached": "the target cannot be reached: its widths are at their floor",
     "would compute something else of repeated positions": "an operation changes what repeated positions compute",
     "does not run (with fewer|wider|with narrow)": "the code there does not run with another size",
+    "does not run on the example": "the model does not run on the example with a block more",
     "are one tensor, which both makes": "tied weights make the width and read it: untie them",
 }  # fmt: skip
 """From a pattern of reasons to the wording that a row shows for all of them."""
@@ -104,7 +100,7 @@ def tables(folder: Path) -> str:
         [f"{SUITES[suite]} ({len(rows)})", *(count(rows, o) for o in OPERATIONS)] for suite, rows in found.items()
     ]
     listed = [suite for suite in found if suite != "all"]
-    return table(head, counts) + "\n\n" + table(["model", "operation", "why not"], misses(listed, found))
+    return table(head, counts) + "\n\n" + table(["models", "operation", "why not"], misses(listed, found))
 
 
 def support_tables(found: dict, names: list[str]) -> str:
@@ -117,12 +113,12 @@ def support_tables(found: dict, names: list[str]) -> str:
     every = stored_rows(found, names)
     absent = {row["name"]: reason(why) for row in every for why in row["result"].values() if why.startswith("NotBuilt")}
     rows = [row for row in every if row["name"] not in absent]
-    by_family: dict[str, list[dict]] = {name: [] for name in FAMILIES}
+    groups: dict[str, list[dict]] = {title: [] for title in FAMILIES.values()}
     for row in rows:
-        by_family[family_of(row["name"])].append(row)
+        groups[FAMILIES[family_of(row["name"])]].append(row)
     summary = [
-        [f"{FAMILIES[name]} ({len(group)})", *(cell(group, operation) for operation in JUDGED)]
-        for name, group in by_family.items()
+        [f"{title} ({len(group)})", *(cell(group, operation) for operation in JUDGED)]
+        for title, group in groups.items()
         if group
     ]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -133,7 +129,7 @@ def support_tables(found: dict, names: list[str]) -> str:
         "## What is refused",
         table(["operation", "why", "models"], reasons(rows)),
         "## Which widths stay whole",
-        table(["why", "`narrow`", "`prune`", "`widen`", "for example"], whole_widths(rows)),
+        table(["why", "`narrow`", "`prune`", "`widen`"], whole_widths(rows)),
     ]
     if wrong := [[f"`{row['name']}`", f"`{o}`", shortened(row["result"][o])] for row, o in of(rows, "wrong", "error")]:
         parts += ["## What goes wrong", table(["model", "operation", "what"], wrong)]
@@ -238,14 +234,15 @@ def reason(why: str) -> str:
 
 
 def reasons(rows: list[dict]) -> list[list[str]]:
-    """The reasons of refusals, alike ones (but for names and numbers) as one, the most frequent first."""
+    """Return the reasons of refusals that models share, alike but for names and numbers; the most frequent first."""
     groups: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for row, operation in of(rows, "refused", "plan only"):
         kind, text = kind_of_refusal(reason(row["result"][operation]))
         key = (verdict(row, operation), kind)
         groups.setdefault(key, []).append((operation, row["name"], text))
     lines = []
-    for found in sorted(groups.values(), key=lambda one: -len({name for _, name, _ in one})):
+    shared = [found for found in groups.values() if len({name for _, name, _ in found}) > 1]
+    for found in sorted(shared, key=lambda one: -len({name for _, name, _ in one})):
         operations = [o for o in JUDGED if o in {operation for operation, _, _ in found}]
         lines.append([", ".join(f"`{o}`" for o in operations), found[0][2], counted([name for _, name, _ in found])])
     return lines
@@ -277,8 +274,8 @@ def whole_widths(rows: list[dict]) -> list[list[str]]:
         models_of = {o: {name for operation, name, _ in found if operation == o} for o in ("narrow", "prune", "widen")}
         if len({name for _, name, _ in found}) >= COMMON:
             counts = [len(names) for names in models_of.values()]
-            lines.append([found[0][2], *map(str, counts), f"`{found[0][1]}`"])
-    return sorted(lines, key=lambda line: -max(map(int, line[1:4])))
+            lines.append([found[0][2], *map(str, counts)])
+    return sorted(lines, key=lambda line: -max(map(int, line[1:])))
 
 
 def alike(why: str) -> str:
@@ -297,14 +294,20 @@ def count(rows: list[dict], operation: str) -> str:
 
 
 def misses(suites: list[str], found: dict[str, list[dict]]) -> list[list[str]]:
-    """Rows of those that `surgery` does not handle."""
-    rows = []
+    """Return a row for each reason why `surgery` does not handle models, with these models and the operations."""
+    operations_of: dict[tuple[str, str], list[str]] = {}
+    texts: dict[str, str] = {}
     for row in (row for suite in suites for row in found[suite]):
         for operation in OPERATIONS:
             why = row["result"].get(operation, "ok")
             if operation != "torch_pruning" and why not in ("ok", "nothing to do"):
-                rows.append([f"`{row['name']}`", OPERATIONS[operation].split(" at ")[0], shortened(why)])
-    return rows
+                kind, text = kind_of_refusal(reason(why))
+                operations_of.setdefault((row["name"], kind), []).append(OPERATIONS[operation].split(" at ")[0])
+                texts.setdefault(kind, text)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (name, kind), operations in operations_of.items():
+        groups.setdefault((", ".join(operations), kind), []).append(f"`{name}`")
+    return [[", ".join(names), operations, texts[kind]] for (operations, kind), names in groups.items()]
 
 
 def shortened(why: str) -> str:

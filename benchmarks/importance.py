@@ -235,10 +235,11 @@ def table(result: dict) -> str:
         sides = [found.get((by, share, side), []) for side in ("surgery", "torch-pruning")]
         return " / ".join(f"{100 * statistics.mean(row[what] for row in rows):.1f}" for rows in sides if rows)
 
-    heads = [f"{what}, {share:g} of MACs" for share in shares for what in ("as cut", "one epoch")]
+    shown = [("cut", shares[0]), *(("tuned", share) for share in shares)]  # smaller ones are useless as cut
+    heads = [f"{'as cut' if what == 'cut' else 'one epoch'}, {share:g} of MACs" for what, share in shown]
     lines = [f"| by | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}"]
     for by in dict.fromkeys(row["by"] for row in result["rows"]):
-        cells = [cell(by, share, what) for share in shares for what in ("cut", "tuned")]
+        cells = [cell(by, share, what) for what, share in shown]
         lines.append(f"| {by} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

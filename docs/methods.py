@@ -1,6 +1,5 @@
 """Write the tables of docs/explanation/methods.md: `python docs/methods.py`. All of them are in the methods' files."""
 
-import dataclasses
 import inspect
 import re
 import sys
@@ -17,7 +16,7 @@ KINDS = {
     "personalized": "A model for each client",
     "heterogeneous": "Clients of different architectures",
 }
-HEAD = "| method | paper | what differs from FedAvg | options |\n|---|---|---|---|"
+HEAD = "| method | paper | what differs from FedAvg |\n|---|---|---|"
 
 
 def tables() -> str:
@@ -30,16 +29,14 @@ def tables() -> str:
 
 
 def row(method: Method) -> str:
-    """Return a method's line: its title and paper, the first sentence of its docstring, and its options."""
+    """Return a method's line: its title and paper, and the first sentence of its docstring."""
     module = inspect.getmodule(method.make)
     assert module is not None
     title, _, source = " ".join(inspect.cleandoc(module.__doc__ or "").split()).partition(": ")
-    options = dataclasses.fields(method.options) if method.options else ()
     cells = (
         f"[{title}](../../{'/'.join(module.__name__.split('.'))}.py)",
         paper(source),
         sentence(inspect.getdoc(method.make) or ""),
-        ", ".join(f"`{one.name}`" for one in options) or "none",
     )
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 

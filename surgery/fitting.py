@@ -14,7 +14,7 @@ _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
 
 
 class Fit(NamedTuple):
-    """What `surgery.load(model, state, fit=...)` has taken, cut and left; it prints as a table.
+    """The tensors that `surgery.load(model, state, fit=...)` has taken, cut and left; it prints as a table.
 
     Attributes:
         taken: the names of the model's tensors that were taken whole, each with its name in the state.

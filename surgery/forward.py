@@ -283,7 +283,7 @@ def varied(example: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 class Observed(NamedTuple, Generic[T]):
-    """What was seen of a model that ran.
+    """A record of a model that ran.
 
     Attributes:
         found: what the observer returned.

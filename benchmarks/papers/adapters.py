@@ -77,8 +77,8 @@ def cells() -> Iterator[Cell]:
                 experiment = experiment.replace(femam=levels)
             lines.append(Arm(f"{folder}/{name}", experiment))
         yield Cell(
-            folder, OWN, f"adapters of {said} on a small Vision Transformer that was trained on CIFAR-100, tuned on "
-            "1,000 images of CIFAR-10 by 10 clients, of which 5 take part in a round", tuple(lines),
+            folder, OWN, f"adapters of {said} on a small Vision Transformer trained on CIFAR-100, for 1,000 images of "
+            "CIFAR-10; 10 clients, 5 a round", tuple(lines),
             tuple(Comparison(what, name, "first", methods, larger=name.startswith("last"))
                   for name, what in _MEASURES.items()),
             pattern=f"adapters.{ranks}.SPREAD", settings=where,
@@ -95,9 +95,8 @@ def _text() -> Cell:
         lines.append(Arm(f"{folder}/{name}", experiment))
     names = tuple(line.name for line in lines)
     return Cell(
-        folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes that was trained on Python's "
-        "documentation, tuned by 10 of Shakespeare's characters on their own lines, of whom 5 take part in a round; "
-        "base is the model before", tuple(lines),
+        folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes trained on Python's documentation, for "
+        "the lines of 10 of Shakespeare's characters, 5 a round; base is the model before", tuple(lines),
         (Comparison("perplexity of a byte on the common test lines, last round (with fedsa_lora that of the mean of "
                     "clients' models)", "perplexity", "first", names, larger=False),
          *(Comparison(what, name, "first", TUNED if name.startswith("kilo") else names, larger=name == "last_local")

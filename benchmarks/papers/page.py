@@ -22,8 +22,8 @@ _COLUMNS = (
 )  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
-The claims in the three papers' abstracts come first, each with its verdict. Below them are a picture and a table for
-each paper: its numbers, and ours. Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
+The claims in the three papers' abstracts come first, then each paper's numbers beside ours. Details:
+[FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
 """
 _RULES = """## How to read the tables
 
@@ -35,12 +35,12 @@ _RULES = """## How to read the tables
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper has an image and no number |
 
-A row is a cell, or the cells of several data sets (`...`). Numbers in brackets count seeds. Rivals that diverged are
-left out of a verdict: no method beats them. A claim has the worst verdict of its cells. `other settings` are smaller
-data, models or rounds than the paper's. They count for a claim only while none of the paper's own cells was run.
+A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. Rivals that diverged are
+left out of a verdict: no method beats them. A claim has the worst verdict of its cells.
+`other settings` (`smaller`) are smaller data, models or rounds than the paper's. They count for a claim only while none
+of the paper's own cells was run.
 
-Stored runs alone make this page. [papers.csv](papers.csv) has every method of every cell, with settings, deviations,
-dates and machines.
+[papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
 ```sh
 # all cells, and what is stored of each
@@ -51,12 +51,12 @@ python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
 python -m benchmarks.papers --page
 ```
 """
+_IN_WORDS = "in words"
 _COLOURS = {"reproduced": "✓", "ordering reproduced": "≈", "not reproduced": "✗"}
 _LEGEND = {
-    "fedmr": "Rows without settings follow the paper's text: momentum 0.9, McMahan's CNN, layers as units, and 500 "
-    "rounds, which the text does not state.",
-    "femam": "`-released` are the released code's options. With fewer rounds than 700 all levels become shorter. The "
-    "best rival is the best method that did not diverge.",
+    "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
+    "femam": "FeMAM stands beside the best rival that did not diverge; local numbers are on the clients' own test "
+    "data. The index is the adjusted Rand index of the best level against the planted clusters.",
     "fedfa": "The paper's numbers, networks and settings are images: settings are a reconstruction, and ranges are "
     "from the text. Lambda 20 is the paper's, 5 is ours. A ratio of drops says little where an attack leaves both "
     "methods at chance.",
@@ -68,6 +68,15 @@ _LEGEND = {
     "is trained first. `fedit` is `fedavg`; `ffa_lora` trains B alone; `heterofl_weighted` counts clients by their "
     "samples. Traffic is in [papers.csv](papers.csv).",
 }  # fmt: skip
+_SHORT = {
+    "accuracy on the clients' own test data": "local accuracy",
+    "macro-F1 on the clients' own test data": "local macro-F1",
+    "adjusted Rand index of the best level against the planted clusters": "index",
+    "mean rise of the test loss within one filter norm": "rise of the test loss",
+    "trace of the test loss's Hessian": "trace of the Hessian",
+    "test loss in its middle": "test loss",
+}
+"""From what is compared to its name in a table; the legends say what it is."""
 _PICTURES = {
     "fedmr": "FedMR's Table 1 on CIFAR-10: the paper's means and deviations, and each seed of ours",
     "femam": "Accuracy of FeMAM and its rivals in each setting, each seed of ours",
@@ -163,11 +172,15 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         parts.append(f"![{_PICTURES[paper]}](../images/papers-{paper}.png)\n")
     shown = [one for one in begun if one.cell.place != OWN]
     if shown:
-        heads = ("cell", "compared", "paper", "ours", "rounds", "verdict")
+        heads = ("cell", "compared", "paper", "ours", "verdict")
         lone = [one for one in shown if one.short or {c.kind for c in one.cell.comparisons} - {"ratio", "drop"}]
         rows = [row for one in lone for row in _rows(one)]
         rows += _ratios([one for one in shown if one not in lone])
-        parts.append(_table(heads, [(*row[:-1], _coloured(row[-1])) for row in rows]))
+        rows = [(*row[:-1], _coloured(row[-1])) for row in rows]
+        if numbers := [row for row in rows if row[2] != _IN_WORDS]:
+            parts.append(_table(heads, numbers))
+        if words := [row[:2] + row[3:] for row in rows if row[2] == _IN_WORDS]:
+            parts.append(f"The paper says these {_IN_WORDS}:\n\n{_table(heads[:2] + heads[3:], words)}")
     own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
@@ -177,8 +190,8 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         counts = {
             place: sum(cell.place == place for cell in waiting) for place in dict.fromkeys(c.place for c in waiting)
         }
-        told = "; ".join(f"{place}: {count} cell{'s' * (count > 1)}" for place, count in counts.items())
-        parts.append(f"Not run: {told}.\n")
+        told = ", ".join(f"{place} ({count})" for place, count in counts.items())
+        parts.append(f"Not run, with the number of cells: {told}.\n")
     if images:
         parts.append(f"Images, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
     return "\n".join(parts)
@@ -193,9 +206,9 @@ def _rows(one: Result) -> list[tuple[str, ...]]:
             shown = f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
             what = comparison.what.replace(" in %", "").split(", ")
             what = [what[0], *what[-1:]] if len(what) > 1 and comparison.kind in ("ratio", "drop") else what[:1]
-            where = f"`{cell.id}`" if cell.place == SMALLER else f"{cell.place} `{cell.id}`"
             numbers = _published(comparison, values), _ours(one, comparison, values)
-            rows.append(("" if rows else where, ", ".join(what), *numbers, rounds, shown))
+            named = ", ".join(_SHORT.get(word, word) for word in what)
+            rows.append(("" if rows else f"`{cell.id}`", named, *numbers, shown))
     return rows
 
 
@@ -222,30 +235,26 @@ def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
         return "<br>".join(f"{name} {numbers[name]}" for name in comparison.arms if name in values)
     if comparison.band and comparison.kind != "above":
         return f"{comparison.band[0]:.2f} to {comparison.band[1]:.2f}"
-    return "in words"
+    return _IN_WORDS
 
 
 def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """A line for the ratios that have one range in the paper, over data sets and networks."""
-    groups: dict[tuple[str, ...], list[tuple[str, Result, str]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[float, str]]] = {}
     for one in results:
-        start, *middle, spread_of_data, mode = one.cell.id.removeprefix(f"{one.cell.paper}.").split(".")
+        start, *_, spread_of_data, mode = one.cell.id.split(".")[1:]
         for comparison, values, word in zip(one.cell.comparisons, one.values, one.verdicts):
-            if values:
+            if len(values) == len(comparison.arms):
                 what = comparison.what.replace(" in %", "").split(", ")
-                key = (start, f"{spread_of_data}.{mode}", f"{what[0]}, {what[-1]}", _published(comparison, values))
-                ours = f"{'.'.join(middle)} {_ours(one, comparison, values)}"
-                groups.setdefault(key, []).append((ours, one, word))
+                cells_of_it = f"`{one.cell.paper}.{start}.*.{spread_of_data}.{mode}`"
+                key = (cells_of_it, f"{what[0]}, {what[-1]}", _published(comparison, values))
+                ratio = ratio_of(comparison, {name: fmean(numbers) for name, numbers in values.items()})
+                groups.setdefault(key, []).append((ratio, word))
     rows = []
-    for (start, end, what, paper), members in groups.items():
-        words = [word for _, _, word in members]
-        rounds = sorted({one.rounds for _, one, _ in members})
-        cells_of_it = f"`{members[0][1].cell.paper}.{start}` ... `{end}`"
-        rows.append((
-            cells_of_it, what, paper, "<br>".join(ours for ours, _, _ in members),
-            " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
-            "<br>".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
-        ))  # fmt: skip
+    for key, members in groups.items():
+        ratios, words = zip(*members)
+        judged = "<br>".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words)
+        rows.append((*key, f"{min(ratios):.2f} to {max(ratios):.2f}", judged))
     return rows
 
 
@@ -291,10 +300,12 @@ def _own(results: Sequence[Result]) -> str:
     shown = [one for one in results if one.values[0]]
     heads = ("", *(f"{one.cell.settings}, {one.rounds} rounds" for one in shown))
     names = [name for name in comparison.arms if any(name in one.values[0] for one in shown)]
-    rows = [(name, *(_own_mean(one, name) for one in shown)) for name in names]
-    return (
-        f"Our own question: {first.claim.partition(':')[0]}. {comparison.what.capitalize()}:\n\n{_table(heads, rows)}"
-    )
+    counts = {len(numbers) for one in shown for numbers in one.values[0].values()}
+    told = f" ({counts.pop()})" if len(counts) == 1 else ""  # how many seeds: once where all have as many
+    rows = [(name, *(_own_mean(one, name).replace(told, "") for one in shown)) for name in names]
+    what = f"{first.claim.partition(':')[0]}. {comparison.what.capitalize()}"
+    seeds = f"; {told.strip(' ()')} seed{'s' * (told != ' (1)')}" if told else ""
+    return f"{what[0].upper()}{what[1:]}{seeds}:\n\n{_table(heads, rows)}"
 
 
 def _coloured(text: str) -> str:

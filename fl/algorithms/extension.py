@@ -40,7 +40,7 @@ def nothing(options: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModelChange:
-    """How an extension changes what clients train: tensors of its own beside the model's, which become constants.
+    """A change by an extension of what clients train: tensors of its own beside the model's, which become constants.
 
     Attributes:
         make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device)

@@ -91,7 +91,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line.
+        """The name on the command line.
 
         >>> from fl.algorithms.fedavg import METHOD as fedavg
         >>> fedavg.name
@@ -113,7 +113,7 @@ class Method:
 
     @property
     def all_lacks(self) -> frozenset[str]:
-        """What it cannot do, with what all methods with such clients lack."""
+        """The capabilities that it lacks, with those that all methods with such clients lack."""
         lacking = LACKING[self.clients].union(self.lacks, () if self.mean_only else {"mean_only"})
         return lacking - {"architectures"} if self.own_architectures else lacking | {"own_architectures"}
 

@@ -104,7 +104,7 @@ def _text(value: object) -> str:
 
 
 class Holdings(NamedTuple):
-    """How many samples of each class every client has, of runs with the same data and seed.
+    """The number of samples of each class that every client has, of runs with the same data and seed.
 
     Attributes:
         table: int64 [clients, classes]; one column for data without classes of whole samples.

@@ -21,7 +21,7 @@ from fl.settings import Experiment
 
 @dataclass(frozen=True)
 class Results:
-    """What runs have reached; `print` gives the table of `python -m fl.compare`.
+    """The results of runs; `print` gives the table of `python -m fl.compare`.
 
     The tables of pandas need `pip install 'layer-surgery[pandas]'`. Runs that differ in their seed alone have the same
     `method`, which also names the settings in which others differ, as in "fedavg lr=0.1".

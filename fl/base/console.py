@@ -75,7 +75,7 @@ def refuse_import(error: FLError) -> None:
 
 @dataclass
 class Exit:
-    """How a command ends."""
+    """The end of a command, with its exit code."""
 
     code: int = 0
 

@@ -172,7 +172,7 @@ class Defaults(tuple):
 
 
 class Flag(PrimitiveConstructorSpec):
-    """How a setting is written, with the values that it may have.
+    """The written form of a setting, with the values that it may have.
 
     Attributes:
         items: of which each value is one (each of the items of a tuple): Limits, names, or None for any.

@@ -34,7 +34,7 @@ _MOST_SITES = 20
 
 
 class Origin(NamedTuple):
-    """How a data set was made: the settings of the same names, by which it was loaded and then prepared.
+    """The origin of a data set: the settings of the same names, by which it was loaded and then prepared.
 
     Attributes:
         text: the `TextOptions`, for text.

@@ -16,7 +16,7 @@ _log = logging.getLogger("fl")
 
 @dataclass(frozen=True)
 class Loader:
-    """How a data set is loaded: all that is known of it outside its own file.
+    """The loader of a data set: all that is known of it outside its own file.
 
     A file of this folder that has data sets names them in `LOADERS`, a dictionary from the name on the command line to
     the loader. That is all it takes to add one. A name with a colon, such as

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """What K clients train on in one round.
+    """The batches on which K clients train in one round.
 
     Attributes:
         rows: every step as a row of numbers, int64 [K, S, W], where S is the largest number of steps: its samples, its

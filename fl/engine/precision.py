@@ -15,7 +15,7 @@ NAMES = ("float32", "tf32", "bf16")
 
 
 class Precision(NamedTuple):
-    """How forward and backward passes are computed; parameters and optimizer states keep their dtype.
+    """The precision of forward and backward passes; parameters and optimizer states keep their dtype.
 
     Attributes:
         name: `float32` computes as the model is; `tf32` lets CUDA round the factors of products to 10 bits of

@@ -27,7 +27,7 @@ _UNSENT = "unsent."  # before the names of what compression has left out of a cl
 
 
 class Compressed(NamedTuple):
-    """What becomes of the models of a round's clients.
+    """The models of a round's clients after compression.
 
     Attributes:
         received: the models as the server receives them.

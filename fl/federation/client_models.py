@@ -50,7 +50,7 @@ _NOTHING: Stack = {}
 
 
 class ClientModels(NamedTuple):
-    """What clients predict with: the sum of the logits of a client's models on all levels.
+    """The models with which clients predict: the sum of the logits of a client's models on all levels.
 
     Attributes:
         mean: whether the mean of the logits is taken, in place of their sum.

@@ -108,7 +108,7 @@ class LocalTraining:
 
 
 class LocalObjective(NamedTuple):
-    """What clients minimise, and how.
+    """The objective that clients minimise, and the way.
 
     Attributes:
         objective, ascent: see `fl.engine.objectives`.

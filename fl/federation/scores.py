@@ -83,7 +83,7 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
 
 
 class Overlap(NamedTuple):
-    """How often each class is right, is the label and is predicted, over pixels that count: integers [..., classes].
+    """Counts of each class: right, as label and as prediction, over pixels that count: integers [..., classes].
 
     >>> seen = Overlap(hit=np.array([3, 0, 0]), true=np.array([4, 1, 0]), said=np.array([3, 2, 0]))
     >>> seen.per_class("iou"), float(seen.mean("iou")), float(seen.accuracy())

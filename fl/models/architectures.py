@@ -28,7 +28,7 @@ _CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method wit
 
 @dataclass(frozen=True)
 class ArchitectureOptions:
-    """What the clients of methods with models of different architectures may choose among."""
+    """The architectures among which clients of methods with different architectures may choose."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
     """widths to choose among, as rates of that of the model that --width and --depth describe"""

@@ -13,7 +13,7 @@ from fl.data import Dataset
 
 
 class Source(ABC):
-    """What a name with a prefix stands for, before the data are known.
+    """The model that a name with a prefix stands for, before the data are known.
 
     A file `sources.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
 

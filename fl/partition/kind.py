@@ -28,7 +28,7 @@ class Partition(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be dealt out, and to how many clients.
+    """The task of a partition: labels to divide among clients.
 
     Attributes:
         labels: of the samples, int64 [N]; [N, T] for text.

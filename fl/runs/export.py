@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How a trained model is written. A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
+    """A format of a written trained model. A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
 
     Attributes:
         write: (model, new path, origin) -> writes it, whole or not at all.

@@ -38,7 +38,7 @@ _PLENTY = 10**5  # samples, in which every method finds what it needs
 
 @dataclass
 class NewClients:
-    """What new clients make of the model of a run: a table, and their models.
+    """The results of new clients with the model of a run: a table, and their models.
 
     Attributes:
         rows: a dict for each client, or for each number of samples of each client. It has `client`, the owner's name or

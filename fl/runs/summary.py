@@ -42,7 +42,7 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 class Summary(dict):
-    """What is in summary.json, in one line where it is printed, and with the curves in a notebook.
+    """The content of summary.json, in one line where it is printed, and with the curves in a notebook.
 
     Attributes:
         folder: the run's.

@@ -24,7 +24,7 @@ def require() -> Any:
 
 
 class Message(NamedTuple):
-    """What one party tells another, before it is locked.
+    """A message from one party to another, before it is locked.
 
     Attributes:
         session: 16 random bytes, new in every attempt.

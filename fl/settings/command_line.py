@@ -24,7 +24,7 @@ _log = logging.getLogger("fl")
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for.
+    """The runs that a command line asks for.
 
     Attributes:
         experiment: the runs.

@@ -15,7 +15,7 @@ LOGS = ("tensorboard", "wandb")
 
 @dataclass(frozen=True)
 class EvaluationSettings(Topic):
-    """What is measured, and what is kept of a run."""
+    """The measures of a run, and the files that it keeps."""
 
     every: Annotated[AtLeast1, Named("eval_every")] = 1
     """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""

@@ -42,7 +42,7 @@ def _about_methods() -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """What a command runs, and where its runs lie."""
+    """The runs of a command, and their folder."""
 
     algorithm: Annotated[
         tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS, own="METHOD"), About(_about_methods)

@@ -48,7 +48,7 @@ def _count(word: str) -> int:
 
 @dataclass(frozen=True)
 class ClientSettings(Topic):
-    """How many clients there are, and how many of them train in a round."""
+    """The number of clients, and of those that train in a round."""
 
     number: Annotated[AtLeast1, Named("clients")] = Default(20)
     """number of clients; without this flag at least --participants"""
@@ -83,7 +83,7 @@ class ClientSettings(Topic):
 
 @dataclass(frozen=True)
 class LocalSettings(Topic):
-    """How a client trains in a round."""
+    """The training of a client in a round."""
 
     epochs: Annotated[AtLeast1, Named("local_epochs")] = 5
     """how often a client goes through its data in a round"""

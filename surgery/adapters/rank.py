@@ -77,7 +77,7 @@ class Factors(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What the state multiplies the product by: alpha / rank. Raises SurgeryError for an alpha without a value."""
+        """The factor of the product, alpha / rank. Raises SurgeryError for an alpha without a value."""
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):

@@ -34,7 +34,7 @@ _REGIONS = 32  # up to so many are divided one by one, more by a tensor of weigh
 
 
 class _Part(NamedTuple):
-    """What one client has of one tensor of the full model: its share of the weight, its values and their place."""
+    """One client's part of one tensor of the full model: its share of the weight, its values and their place."""
 
     client: int
     share: float

@@ -17,7 +17,7 @@ from surgery.names import is_inside
 
 
 class Pass(NamedTuple):
-    """What is seen of a forward pass.
+    """A record of a forward pass.
 
     Attributes:
         shapes: of the outputs.

@@ -178,7 +178,7 @@ _SIZE = re.compile(
 
 
 class Shift(NamedTuple):
-    """How far numbers move: those of each block of a section, and those of the blocks that come after it."""
+    """The shifts of numbers: of each block of a section, and of the blocks that come after it."""
 
     blocks: Sequence[int]
     later: int

@@ -41,7 +41,7 @@ class Mixture(NamedTuple):
 
     @property
     def axes(self) -> dict[tuple[str, str], int]:
-        """By (module, attribute) of the fused tensors and the router's, their axis of experts."""
+        """The axes of experts of the fused tensors and the router's, by (module, attribute)."""
         return dict.fromkeys(self.fused, 0) | {(module, key): axis for module, key, axis in self.router}
 
 

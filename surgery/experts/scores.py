@@ -68,7 +68,7 @@ def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None =
 
 
 class _Seen:
-    """What passes through the modules of one mixture."""
+    """The tensors that pass through the modules of one mixture."""
 
     def __init__(self, model: nn.Module, mixture: Mixture):
         self.mixture = mixture

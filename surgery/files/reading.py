@@ -73,7 +73,7 @@ class Checkpoint(LazyState):
 
     @property
     def config(self) -> Any:
-        """What config.json beside the weights says; None if there is none."""
+        """The content of config.json beside the weights; None if there is none."""
         file = self.path / "config.json"
         return read_json(file) if file.is_file() else None
 

@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is. Plans of which it is the full model have this fingerprint."""
+    """The size of a model. Plans of which it is the full model have this fingerprint."""
 
     parameters: int
     macs: int | None

@@ -37,7 +37,7 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
 
 
 class Soup(NamedTuple):
-    """What a greedy soup is made of.
+    """A greedy soup of models.
 
     Attributes:
         state: the mean of the models that were taken.

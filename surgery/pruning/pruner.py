@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Size(NamedTuple):
-    """How large a model is.
+    """The size of a model.
 
     Attributes:
         macs: the multiply-accumulates of one forward pass on the example.

@@ -75,7 +75,7 @@ def multiplied(step: Step[Axis]) -> Iterator[Axes]:
 
 
 class Limits:
-    """How much of what a target allows is used, for a `Target` of shares."""
+    """The limits of a `Target` of shares, and how much of them a model uses."""
 
     def __init__(self, target: "Target", model: nn.Module, solution: Solution, steps: int):
         self.target = target
@@ -100,7 +100,7 @@ CLOSE = 0.02  # a model is as large as was asked for if it misses by less than t
 
 @dataclass(frozen=True)
 class Target:
-    """How large the narrow model may be: the largest one that is not larger is made.
+    """The limits of the narrow model's size; the largest model within them is made.
 
     Every limit is a share of the full model's, up to 1, or a number: `Target(parameters=4_000_000)`. Of several,
     `Target(parameters=4_000_000, macs=300e6)`, all hold.
@@ -151,12 +151,12 @@ class Target:
 
     @property
     def wanted(self) -> dict[What, float]:
-        """What is limited, and to how much."""
+        """The limited quantities, and their limits."""
         return {what: share for what in get_args(What) if (share := getattr(self, what)) is not None}
 
     @property
     def what(self) -> What:
-        """What is limited; the first, if it is several."""
+        """The limited quantity; the first, if it is several."""
         return next(iter(self.wanted))
 
     @property

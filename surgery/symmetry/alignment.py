@@ -112,7 +112,7 @@ def align(
 
 
 class Aligner:
-    """What may be permuted in models of one architecture, found once; `align` for states, as federated clients' are.
+    """The permutable widths of an architecture, found once; `align` for states, as federated clients' are.
 
     Args:
         model, example, output: as for `align`; the model's weights do not matter.

@@ -19,7 +19,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Search(NamedTuple):
-    """How the best match is looked for: the last three arguments of `align`."""
+    """The settings of the search for the best match: the last three arguments of `align`."""
 
     starts: int = 1
     generator: torch.Generator | None = None
@@ -30,7 +30,7 @@ ONCE = Search()
 
 
 class Likeness(Protocol):
-    """What two models have in common, position by position.
+    """The comparison of two models, position by position.
 
     Attributes:
         beside: by width those on whose order `gain` depends; the width itself is one where it is not linear in it.

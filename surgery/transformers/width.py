@@ -40,7 +40,7 @@ _STARTS = 3  # other guesses from which they are looked for
 
 
 class _Score(NamedTuple):
-    """How far a model made from a configuration is from the narrow one; the smallest is best, and zeros are equality.
+    """The distance of a model made from a configuration to the narrow one; zeros are equality.
 
     What is not known before the rest is right is infinite.
 
@@ -56,7 +56,7 @@ class _Score(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What came of a configuration.
+    """The result of trying a configuration.
 
     Attributes:
         config: the configuration, with all values that follow from others.

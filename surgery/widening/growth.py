@@ -130,7 +130,7 @@ def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
 
 
 class Readers(NamedTuple):
-    """What reads widths.
+    """The places that read widths.
 
     Attributes:
         of: by (module, attribute) and axis of a tensor of the model the atoms that a product sums along it.

@@ -79,7 +79,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What earlier attempts have found out.
+    """The findings of earlier attempts.
 
     Attributes:
         couplings: axes that are one width for the code.

@@ -20,7 +20,7 @@ from surgery.errors import InternalError
 
 
 class Kind(IntEnum):
-    """What kind of reason it is, from the one that could be mended most easily to the one that cannot be otherwise."""
+    """The kind of a reason, from the one that could be mended most easily to the one that cannot be otherwise."""
 
     LOST = 1
     """An operation cannot be followed: there is no rule for it, or the algebra of axes cannot express what it does."""

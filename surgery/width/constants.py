@@ -73,7 +73,7 @@ LEAST = 4  # smaller numbers may well mean something else
 
 
 class NewSizes(NamedTuple):
-    """What the numbers of one module become in the narrow model.
+    """The numbers of one module in the narrow model.
 
     Attributes:
         widths, counts: what sizes of features, and numbers of heads and groups, become.

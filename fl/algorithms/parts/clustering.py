@@ -27,7 +27,7 @@ COMPARED = ("all", "classifier")
 
 @dataclass(frozen=True)
 class Clustering:
-    """How clients are assigned to clusters.
+    """The rule by which clients are assigned to clusters.
 
     Attributes:
         how: nearest (to the nearest centre, after K-means in the first round) or kmeans (again in every round).

@@ -21,7 +21,7 @@ from surgery.transfer import upload
 
 
 class LevelType:
-    """What the kinds of level have in common.
+    """The base of the kinds of level.
 
     Attributes:
         width: the number of models.

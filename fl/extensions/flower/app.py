@@ -28,7 +28,7 @@ Context: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run on real clients is told beside the settings of training.
+    """The settings of a run on real clients beside the settings of training.
 
     These are the keys of Flower's run config, with dashes for underscores.
 

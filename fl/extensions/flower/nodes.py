@@ -43,7 +43,7 @@ class Link(Protocol):
 
 
 class Timeouts(NamedTuple):
-    """How long the server waits for whom.
+    """The times that the server waits for nodes.
 
     Attributes:
         round: seconds for the answers of a round.

@@ -38,7 +38,7 @@ class SecretExchange:
 
     @property
     def invitation(self) -> dict[str, Any]:
-        """What the requests for training say of the exchange that follows."""
+        """The part of the requests for training about the exchange that follows."""
         pieces = [list(names) for names in self._step.pieces]
         return {"pieces": pieces, "server": self._server.public.hex(), "repeats": self._step.repeats}
 

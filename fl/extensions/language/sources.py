@@ -102,7 +102,7 @@ def _normalisation(folder: Path | None) -> tuple[Any, Any]:
 
 
 class Folder(Source):
-    """What --model hf:FOLDER names: a model with the folder's weights."""
+    """The model that --model hf:FOLDER names: a model with the folder's weights."""
 
     @property
     def path(self) -> Path:
@@ -212,7 +212,7 @@ class Folder(Source):
 
 
 class ConfigFile(Folder):
-    """What --model hf-config:FOLDER, or FILE, names: a model of this configuration, with random weights."""
+    """The model that --model hf-config:FOLDER, or FILE, names: a model of this configuration, with random weights."""
 
     drawn = True
 

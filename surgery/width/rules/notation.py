@@ -174,7 +174,7 @@ def _wrong_axes(found: Any, outs: Sequence[Tensor]) -> str:
 
 @dataclass
 class Pattern:
-    """How the axes of one tensor are written.
+    """The written form of the axes of one tensor.
 
     Attributes:
         axes: for each axis the words of its digits: one, or several in parentheses.

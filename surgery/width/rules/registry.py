@@ -14,7 +14,7 @@ from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked
 
 
 class View(NamedTuple):
-    """What a rule may ask about a tensor.
+    """A tensor as a rule sees it.
 
     Attributes:
         axes_of: the axes of a tensor; new ones if it was not seen before.
@@ -29,7 +29,7 @@ RANGE = "a window or a range runs over it, so that the order of its positions ma
 
 
 class RuleResult(NamedTuple):
-    """What a rule says about a call.
+    """The answer of a rule about a call.
 
     Attributes:
         axes: the axes of the result; of each result if there are several: one entry for each, or one for all.
@@ -61,7 +61,7 @@ Function = Callable[[View, dict[str, Any], Any], RuleResult | Axes | list]
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of an operation.
+    """The rule of an operation, and what else is known of it.
 
     Attributes:
         name: the operation's name, which several operations that do the same have in common.
