@@ -34,9 +34,6 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW = 1  # cases of a slow test in `.ci/run`
-FURTHER = 1  # slow cases there of a test of which some run by default
-
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("here")
 
@@ -70,18 +67,15 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings and their
 
 @pytest.hookimpl(tryfirst=True)  # before nightly tests are left out
 def pytest_collection_modifyitems(items):
-    """By default a test runs with all cases that are not marked slow; `.ci/run` adds a few slow ones, evenly spaced."""
+    """By default a test runs with all cases that are not marked slow. Where all are, `.ci/run` runs the first one."""
     cases = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("nightly", "gpu"))):
             cases[item.path, item.originalname].append(item)
     for each in cases.values():
         slow = [item for item in each if item.get_closest_marker("slow")]
-        number = SLOW if len(slow) == len(each) else FURTHER
-        run = {slow[i * len(slow) // number] for i in range(number)} if slow else set()
-        for item in slow:
-            if item not in run:
-                item.add_marker("nightly")
+        for item in slow[len(slow) == len(each) :]:
+            item.add_marker("nightly")
 
 
 def pytest_collection_finish():

@@ -270,7 +270,7 @@ def test_a_tower_that_the_example_does_not_run_is_not_grafted():
         support.graft(judged, stopped, torch.randn(2, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_reason_for_plan_only_names_the_tensor():
     pytest.importorskip("transformers")
     bit = case("transformers:BitForImageClassification")

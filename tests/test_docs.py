@@ -156,7 +156,7 @@ def assert_sound(name):
     assert len(after) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_method_is_one_file(tmp_path):
     """The guide's, put where it says, and run as it says."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl")
@@ -241,7 +241,7 @@ def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
     assert [*tmp_path.rglob("left")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gallery, tmp_path):
     scripts, cache = tmp_path / "scripts", tmp_path / "cache"
     kept = gallery.results(scripts, cache)["zoo_bars"]
@@ -260,7 +260,7 @@ def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gal
     assert not kept.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_notebooks_run_from_top_to_bottom(tmp_path, monkeypatch):
     pytest.importorskip("nbconvert", reason="needs pip install -e '.[docs]'")
     monkeypatch.syspath_prepend(ROOT / "docs/hooks")

@@ -93,7 +93,7 @@ def test_every_public_name_is_shown_by_some_script():
     assert {name.partition(".")[2] for name in public - shown} == set(UNUSED)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FAST)  # all of them run when the site is built
 def test_a_script_runs_and_leaves_a_figure_open(name, tmp_path):
     settings = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -72,7 +72,7 @@ def test_a_search_with_optuna(run, tmp_path):
         assert (tmp_path / f"runs/optuna/trial{trial.number}/summary.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_images(run, tmp_path):
     digits = load("digits")
     for part, (x, y) in {"train": (digits.x[:300], digits.y[:300]), "test": (digits.test_x, digits.test_y)}.items():
@@ -119,7 +119,7 @@ def test_a_backend_is_admitted_by_its_first_round(tmp_path, monkeypatch):
     assert gpu.admitted_backend(tmp_path, "cuda") == "vmap"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gpu_scripts_first_tests_are_there(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = importlib.import_module("gpu")

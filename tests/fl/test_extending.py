@@ -530,7 +530,7 @@ def test_commands_end_in_a_line_where_the_package_cannot_be_imported(program, co
     assert capsys.readouterr().err == ("error: fl.extensions.mine cannot be imported\n" if code else "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("room", ["extensions", "algorithms", "partition", "data"])
 def test_a_broken_file_in_a_room_is_one_line_of_every_command(room, tmp_path):
     shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("__pycache__"))

@@ -122,7 +122,7 @@ def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
     assert rows[4]["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-12)  # other sums
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
 def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
     flags = ["--dataset", "text:book.txt", "--data-root", str(tmp_path), "--text.tokens", "byte", "--text.length", "8"]
@@ -133,7 +133,7 @@ def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
     assert row["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_runs_stand_side_by_side(tmp_path, capsys):
     folder = train(tmp_path, "pair", "--algorithm", "fedavg,fedmr")
     rows = look(tmp_path, folder, "--points", 3, "--radius", 0.5, "--samples", 50, "--part", "train")
@@ -202,7 +202,7 @@ def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
     assert found.trace == pytest.approx((whole.mean(), whole.std(ddof=1) / 4), rel=1e-4)  # of 16 vectors
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):
     def refuse(*_):
         raise RuntimeError("derivative for aten::thing is not implemented")
@@ -222,7 +222,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
     assert not (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     folder = train(tmp_path, "dead")
     spec, server = checkpoint.read_parts(folder)
@@ -245,7 +245,7 @@ def test_every_run_is_measured_on_its_own_data(tmp_path):
     assert losses(*runs) == pytest.approx(losses(runs[0]) + losses(runs[1]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_two_directions_differ(tmp_path):
     """Otherwise the loss would depend on a + b alone."""
     rows = look(tmp_path, train(tmp_path, "a"), "--points", 3, "--samples", 20)

@@ -145,7 +145,7 @@ def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_p
         assert seen.launches
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
@@ -276,7 +276,7 @@ def test_clients_with_more_steps_than_a_window(pretended, make_federation, monke
         assert_same(found, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
     """The last four are kept."""
     job, *rest = one_group(make_federation)

@@ -20,7 +20,7 @@ def test_all_tables_and_figures_with_results_have_a_cell():
             "Figs. 7 to 9"} <= places["fedfa"]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_of_all_runs_pass_the_checks():
     """Each once: runs of one table are alike but for their method."""
     seen = set()
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_the_recipes():
     assert sum(name.startswith(("femam.table1", "femam.tablec")) for name in cells()) == 2 * len(femam.TABLE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     smaller = {name: result(cell) for name, cell in cells().items() if cell.place == SMALLER}
     # These have no column with Fig. 6's own measure of the similarity.

@@ -47,7 +47,7 @@ def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
     assert not torch.equal(state(load_model(tmp_path / "run"))["stem.conv.weight"], again["stem.conv.weight"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.drawn
 def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
     folder, out = make_run(depth=(3, 1, 4)), tmp_path / "a.png"
@@ -101,7 +101,7 @@ def test_heat_maps_show_every_section_before_and_after():
         heat_maps([Compared("x", before)] * 7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.drawn
 def test_scales_of_a_family(make_run, tmp_path, capsys):
     larger = make_run("b", width=(0.5, 0.25, 1.0), depth=(3, 1, 2))

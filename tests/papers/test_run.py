@@ -120,7 +120,7 @@ def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_pa
     assert [run.base for run in whole] == ["", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
     levels = TINY.replace(
         partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2, clients=8,
@@ -226,7 +226,7 @@ def test_the_page_is_what_the_script_makes_of_the_stored_runs():
     assert page.PAGE.with_name(page.TABLE).read_text() == page.table(), again
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stored, "STORE", tmp_path / "store")
     monkeypatch.setattr(page, "PAGE", tmp_path / "papers.md")

@@ -89,7 +89,7 @@ def test_it_works_with_torch_and_numpy_alone():
     assert ran.stdout.split()[1:] == ["2", "2", "True"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("room", "lines"), [("there", ["4 3"]), ("absent", ["WARNING", "WARNING", "8 3"])])
 def test_configurations_follow_where_their_room_is_there(room, lines):
     ran = subprocess.run(

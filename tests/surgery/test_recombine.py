@@ -242,7 +242,7 @@ def test_zoo_models_decompose_into_the_layers_one_expects():
     assert len(surgery.layers(zoo.create("resnet20"), unit="block")) == 2 + 9 + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     monkeypatch.setattr("sys.argv", ["surgery", "--quick", "--out", str(tmp_path)])

@@ -71,7 +71,7 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
     assert [bad[k] for k in (2, 3, 5)] == [every[3][k] for k in (2, 3, 5)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
     fed, asked = make_federation(sizes=(8, 9), participants=1), []
     real = architectures.zico

@@ -28,7 +28,7 @@ def make(name, seed=0, **arguments):
     return models.create(torch.Generator().manual_seed(seed), models.make_spec(name, **{**DIGITS, **arguments}))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name):
     before = torch.get_rng_state()

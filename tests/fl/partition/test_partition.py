@@ -148,7 +148,7 @@ def test_small_clients_of_a_dirichlet_size_are_filled_up(caplog):
     assert parts.moved
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 0.2), st.integers(0, 99))
 def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):

@@ -121,7 +121,7 @@ def test_what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp
     assert said == f"warning: {dead} is deleted, which a process left that was killed while it wrote"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
 def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
     block = "with guarded() as ended:\n    print('a' * 99999)\n"

@@ -446,7 +446,7 @@ def test_what_a_module_has_computed_of_its_weights_is_not_that_of_other_weights(
     assert same_outputs(net, other, x)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["levit_128s", "efficientformerv2_s0"])
 def test_models_of_timm_that_have_run(name):
     x = image((2, 3, 224, 224))

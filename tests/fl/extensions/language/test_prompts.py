@@ -40,7 +40,7 @@ def test_the_answer_counts(tmp_path):
     assert answers(words, 2) == ("Q : 2 plus 2 ? A :", "is 4 .")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.text(max_size=12), st.text(min_size=1, max_size=12), st.integers(1, 20))
 def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, length):
     rows = [{"c": context, "a": answer}] * 10
