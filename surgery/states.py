@@ -354,7 +354,8 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
 
     >>> check_same({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, "a", "b")
     Traceback (most recent call last):
-    surgery.errors.SurgeryError: tensor 'w' has shape (2,) in a and (3,) in b: the architectures differ
+    surgery.errors.SurgeryError: tensor 'w' has shape (2,) in a and (3,) in b: the architectures differ \
+(average takes plans, load takes fit)
     """
     a, b = as_state(a, name_a), as_state(b, name_b)
     check_same_shapes(shapes_of(a), shapes_of(b), name_a, name_b)
@@ -377,7 +378,8 @@ def check_same_shapes(
     for name, shape in a.items():
         if shape != b[name]:
             raise SurgeryError(
-                f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ",
+                f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ "
+                "(average takes plans, load takes fit)",
                 code="mismatch",
             )
 

@@ -56,7 +56,8 @@ TEXTS = {
     ),
     "another shape": (
         lambda: surgery.average([{"w": torch.zeros(2)}, {"w": torch.zeros(3)}]),
-        "tensor 'w' has shape (2,) in state 0 and (3,) in state 1: the architectures differ",
+        "tensor 'w' has shape (2,) in state 0 and (3,) in state 1: the architectures differ (average takes plans, "
+        "load takes fit)",
     ),
     "no file": (lambda: open_state("nowhere.pt"), "nowhere.pt: there is no such file or folder"),
 }
