@@ -1,22 +1,24 @@
 """The gallery: a page for each script of gallery/ with what it draws and prints, and one that shows them all.
 
-Each script runs in a process of its own, in an empty folder. What it left is kept in build/gallery until the script or
-the packages change. As a program, `python docs/hooks/gallery.py` runs what has to run and says how long that took.
+Each script runs in a process of its own, in an empty folder: a fork of one that has imported what most scripts need.
+What it left is kept in build/gallery until the script or the packages change. As a program, `python
+docs/hooks/gallery.py` runs what has to run and says how long that took.
 """
 
 import ast
 import hashlib
 import itertools
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS, CACHE = ROOT / "gallery", ROOT / "build/gallery"
@@ -24,9 +26,11 @@ SECTION = "Gallery"  # the part of the navigation that these pages are put into
 GROUPS = {"surgery": "Surgery", "zoo": "Models", "fl": "Federated"}
 """From a package, with which a script's name begins, to its heading."""
 _RUN = """\
-import runpy, sys, matplotlib, matplotlib.pyplot as plt
-script, folder = sys.argv[1:]
-sys.argv[1:] = []
+import os, runpy, sys, matplotlib, matplotlib.pyplot as plt
+for number, name in (1, "output"), (2, "errors"):
+    os.dup2(os.open(f"{folder}/{name}.txt", os.O_WRONLY | os.O_CREAT), number)
+os.chdir(here)
+sys.argv[:] = [script]
 runpy.run_path(script, run_name="__main__")
 if not plt.get_fignums():
     raise SystemExit("it leaves no figure")
@@ -45,6 +49,11 @@ for axes in figure.axes:
         axes.tick_params(labelbottom=False, labelleft=False, labelright=False)
 plt.savefig(f"{folder}/picture-small.png", dpi=150)
 """
+
+
+_SETTINGS = {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["matplotlib.pyplot", "torch", "torchvision", "timm", "fl"])
 
 
 class Entry(NamedTuple):
@@ -99,6 +108,8 @@ def results(scripts: Path = SCRIPTS, cache: Path = CACHE) -> dict[str, Path]:
         folders[path] = cache / f"{path.stem}-{now}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     for old in set(cache.glob("*")) - set(folders.values()):
         shutil.rmtree(old)
+    with patch.dict(os.environ, _SETTINGS):
+        forkserver.ensure_running()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         missing = [pair for pair in folders.items() if not (pair[1] / "output.txt").exists()]
         failed = [error for error in pool.map(lambda pair: _run(*pair), missing) if error]
@@ -109,14 +120,16 @@ def results(scripts: Path = SCRIPTS, cache: Path = CACHE) -> dict[str, Path]:
 
 def _run(script: Path, folder: Path) -> str:
     """Leave in a folder what a script draws and prints; what went wrong, if anything did."""
-    own = {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as left:
-        command = [sys.executable, "-c", _RUN, str(script.resolve()), left]
-        done = subprocess.run(command, cwd=here, env=os.environ | own, capture_output=True, text=True)
-        if done.returncode:
-            return f"{script} fails:\n{done.stderr}"
-        shutil.copytree(left, folder, dirs_exist_ok=True)
-    (folder / "output.txt").write_text(done.stdout)  # the last one: with it the folder is complete
+        given = {"__name__": "draw", "script": str(script.resolve()), "folder": left, "here": here}
+        process = _PROCESSES.Process(target=exec, args=(_RUN, given))
+        process.start()
+        process.join()
+        if process.exitcode:
+            return f"{script} fails:\n{Path(left, 'errors.txt').read_text()}"
+        output = Path(left, "output.txt").rename(Path(here, "output.txt"))
+        shutil.copytree(left, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("errors.txt"))
+        shutil.copy(output, folder)  # the last one: with it the folder is complete
     return ""
 
 

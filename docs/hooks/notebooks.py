@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gallery
@@ -30,11 +31,11 @@ def pages(notebooks: Path = NOTEBOOKS, cache: Path = CACHE) -> tuple[dict[str, s
     }
     for old in set(cache.glob("*")) - set(folders.values()):
         shutil.rmtree(old)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        missing = [pair for pair in folders.items() if not (pair[1] / "page.md").exists()]
+        list(pool.map(lambda pair: _run(*pair), missing))
     for path, folder in folders.items():
-        page = folder / "page.md"
-        if not page.exists():
-            _run(path, folder)
-        texts[f"notebooks/{path.stem}.md"] = page.read_text()
+        texts[f"notebooks/{path.stem}.md"] = (folder / "page.md").read_text()
         files |= {f"notebooks/{picture.name}": picture for picture in folder.glob("*.png")}
     return texts, files
 
