@@ -30,7 +30,7 @@ _RULES = """## How to read the tables
 
 | verdict | rule |
 |---|---|
-| ✓ reproduced | each mean is within one point of the paper's, or within the sum of both deviations; a ratio is in the paper's range |
+| ✓ reproduced | means differ by at most one point, or the sum of both deviations; a ratio is in the paper's range |
 | ≈ ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
 | ✗ not reproduced | neither |
 | not run | not yet, or with fewer rounds than the paper's |
@@ -58,9 +58,9 @@ _LEGEND = {
     "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
     "femam": "FeMAM is compared with its best rival that did not diverge. Local numbers are on the clients' own "
     "test data. The index is the adjusted Rand index of the best level against the planted clusters.",
-    "fedfa": "The paper shows numbers, networks and settings only as images. So our settings are guesses, and ranges are "
-    "from its text. Attackers enlarge their updates lambda times: 20 times in the paper, 20 or 5 times here. A ratio of drops says little where an attack leaves both "
-    "methods at chance.",
+    "fedfa": "The paper shows numbers, networks and settings only as images. So our settings are guesses, and ranges "
+    "are from its text. Attackers enlarge their updates lambda times: 20 times in the paper, 20 or 5 times here. A "
+    "ratio of drops says little where an attack leaves both methods at chance.",
     "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict one "
     "another.",
     "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits. FedDyn's regulariser "
@@ -181,7 +181,9 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         if numbers := [row for row in rows if row[2] != _IN_WORDS]:
             parts.append(_table(heads, numbers))
         if words := [row[:2] + row[3:] for row in rows if row[2] == _IN_WORDS]:
-            parts.append(f"The paper says these {_IN_WORDS}, without numbers:\n\n{_table(heads[:2] + heads[3:], words)}")
+            parts.append(
+                f"The paper says these {_IN_WORDS}, without numbers:\n\n{_table(heads[:2] + heads[3:], words)}"
+            )
     own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))

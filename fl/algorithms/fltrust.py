@@ -32,7 +32,7 @@ class FLTrustOptions:
 
 
 def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algorithm:
-    """FedAvg; the server trains on few samples of its own, and trusts clients as far as their updates agree with its own.
+    """FedAvg; the server trains on few samples of its own, and trusts clients as far as their updates agree with it.
 
     A client's trust is the cosine of its update with the server's, 0 if that is negative. Updates are scaled to the
     length of the server's and averaged by trust; how many samples a client has does not count. The server trains as a
