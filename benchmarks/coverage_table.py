@@ -129,6 +129,7 @@ def support_tables(found: dict, names: list[str]) -> str:
         "## What is refused",
         table(["operation", "why", "models"], reasons(rows)),
         "## Which widths stay whole",
+        "For each operation, the number of models with such a width:",
         table(["why", "`narrow`", "`prune`", "`widen`"], whole_widths(rows)),
     ]
     if wrong := [[f"`{row['name']}`", f"`{o}`", shortened(row["result"][o])] for row, o in of(rows, "wrong", "error")]:

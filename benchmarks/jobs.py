@@ -231,16 +231,16 @@ SENTENCES = {
     ),
     "fedproto": (
         "docs/guides/model.md",
-        "FedProto with one architecture, ten clients with 100 images of Fashion-MNIST each and five rounds, is "
-        "{ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} times as long. Here "
-        "clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
+        "An example with FedProto: one architecture, five rounds, ten clients with 100 images of Fashion-MNIST each. "
+        "It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} times as "
+        "long. Here clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
         "({PFLlib.accuracy:.0%}).",
     ),
     "new_clients": (
         "docs/guides/model.md",
-        "Five rounds of FedAvg on ten clients with 100 images of Fashion-MNIST each, then five epochs of fine-tuning "
-        "on each of two new clients, are {ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes "
-        "{PFLlib.ratio:.1f} times as long; the new clients' accuracies are {ours.accuracy:.0%} and "
+        "An example: five rounds of FedAvg on ten clients with 100 images of Fashion-MNIST each, then five epochs of "
+        "fine-tuning on each of two new clients. It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, "
+        "which computes {PFLlib.ratio:.1f} times as long. The new clients' accuracies are {ours.accuracy:.0%} and "
         "{PFLlib.accuracy:.0%}.",
     ),
 }

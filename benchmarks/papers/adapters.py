@@ -56,7 +56,7 @@ TUNED = ("fedit", "flora", "hetlora", "flexlora", "fedsa_lora")
 _OPTIONS = {"ffa_lora": {"learn": "b"}}
 _ALGORITHMS = {"fedit": "fedavg", "ffa_lora": "fedavg", "heterofl_weighted": "heterofl"}
 _MEASURES = {
-    "last": "test accuracy in %, last round (with fedsa_lora and local that of the mean of clients' models)",
+    "last": "test accuracy in %, last round (fedsa_lora and local: of the mean of clients' models)",
     "last_local": "accuracy on the clients' own test samples in %, last round",
     "kilobytes_up": "traffic up: kB that a participant sends in a round, on average",
     "kilobytes_down": "traffic down: kB that a participant receives in a round, on average",
@@ -96,8 +96,8 @@ def _text() -> Cell:
     names = tuple(line.name for line in lines)
     return Cell(
         folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes trained on Python's documentation, for "
-        "the lines of 10 of Shakespeare's characters, 5 a round; base is the model before", tuple(lines),
-        (Comparison("perplexity of a byte on the common test lines, last round (with fedsa_lora that of the mean of "
+        "the lines of 10 of Shakespeare's characters, 5 a round; base is the model before training", tuple(lines),
+        (Comparison("perplexity of a byte on the common test lines, last round (fedsa_lora: of the mean of "
                     "clients' models)", "perplexity", "first", names, larger=False),
          *(Comparison(what, name, "first", TUNED if name.startswith("kilo") else names, larger=name == "last_local")
            for name, what in _MEASURES.items() if name != "last")),

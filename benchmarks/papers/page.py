@@ -22,23 +22,24 @@ _COLUMNS = (
 )  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
-The claims in the three papers' abstracts come first, then each paper's numbers beside ours. Details:
-[FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
+The claims in the three papers' abstracts come first, then each paper's numbers beside ours. A *cell* is one comparison
+of a paper, and our runs for it. [How to read the tables](#how-to-read-the-tables). Details: [FedMR](fedmr.md),
+[FeMAM](femam.md), [FedFA](fedfa.md).
 """
 _RULES = """## How to read the tables
 
 | verdict | rule |
 |---|---|
-| ✓ reproduced | each mean is within one point of the paper's, or both deviations; a ratio is in the paper's range |
+| ✓ reproduced | means differ by at most one point, or the sum of both deviations; a ratio is in the paper's range |
 | ≈ ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
 | ✗ not reproduced | neither |
 | not run | not yet, or with fewer rounds than the paper's |
-| cannot be known | the paper has an image and no number |
+| cannot be known | the paper shows an image and no number |
 
 A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. Rivals that diverged are
-left out of a verdict: no method beats them. A claim has the worst verdict of its cells.
-`other settings` (`smaller`) are smaller data, models or rounds than the paper's. They count for a claim only while none
-of the paper's own cells was run.
+left out of a verdict: no method beats them. A claim has the worst verdict of its cells. "4 of 27 cells": 4 of its 27
+cells were run. `other settings` (`smaller`) have smaller data, models or rounds than the paper. They count for a claim
+only while none of the paper's own cells was run.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -55,11 +56,11 @@ _IN_WORDS = "in words"
 _COLOURS = {"reproduced": "✓", "ordering reproduced": "≈", "not reproduced": "✗"}
 _LEGEND = {
     "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
-    "femam": "FeMAM stands beside the best rival that did not diverge; local numbers are on the clients' own test "
-    "data. The index is the adjusted Rand index of the best level against the planted clusters.",
-    "fedfa": "The paper's numbers, networks and settings are images: settings are a reconstruction, and ranges are "
-    "from the text. Lambda 20 is the paper's, 5 is ours. A ratio of drops says little where an attack leaves both "
-    "methods at chance.",
+    "femam": "FeMAM is compared with its best rival that did not diverge. Local numbers are on the clients' own "
+    "test data. The index is the adjusted Rand index of the best level against the planted clusters.",
+    "fedfa": "The paper shows numbers, networks and settings only as images. So our settings are guesses, and ranges "
+    "are from its text. Attackers enlarge their updates lambda times: 20 times in the paper, 20 or 5 times here. A "
+    "ratio of drops says little where an attack leaves both methods at chance.",
     "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict one "
     "another.",
     "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits. FedDyn's regulariser "
@@ -180,7 +181,9 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         if numbers := [row for row in rows if row[2] != _IN_WORDS]:
             parts.append(_table(heads, numbers))
         if words := [row[:2] + row[3:] for row in rows if row[2] == _IN_WORDS]:
-            parts.append(f"The paper says these {_IN_WORDS}:\n\n{_table(heads[:2] + heads[3:], words)}")
+            parts.append(
+                f"The paper says these {_IN_WORDS}, without numbers:\n\n{_table(heads[:2] + heads[3:], words)}"
+            )
     own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
@@ -191,9 +194,9 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
             place: sum(cell.place == place for cell in waiting) for place in dict.fromkeys(c.place for c in waiting)
         }
         told = ", ".join(f"{place} ({count})" for place, count in counts.items())
-        parts.append(f"Not run, with the number of cells: {told}.\n")
+        parts.append(f"Not run (with numbers of cells): {told}.\n")
     if images:
-        parts.append(f"Images, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
+        parts.append(f"Only images in the paper, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
     return "\n".join(parts)
 
 

@@ -31,30 +31,31 @@ class FedMDOptions:
     """FedMD."""
 
     public: Annotated[float, number(float, above=0, below=1)] = 0.1
-    """share of the clients' training samples that are public: taken from them at random, no client trains on them"""
+    """share of the clients' training samples that become public; no client trains on their labels"""
     samples: AtLeast1 = 5000
-    """public samples of a round, drawn for it; all, if there are no more (the paper: 5000)"""
+    """number of public samples that each round takes at random; all, if there are fewer (the paper: 5000)"""
     epochs: AtLeast1 = 1
-    """epochs for which a participant learns the others' mean logits of the public samples (the released code: 1)"""
+    """epochs of learning the mean logits of the public samples in a round (the released code: 1)"""
 
 
 def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
-    """Train a model of its own on each client; what is sent are logits of public samples, no weights.
+    """Train a model of its own on each client, and send logits of public samples instead of weights.
 
-    In a round, a participant first learns the mean of the logits that the participants of the round before gave to this
-    round's public samples (digest), by their mean absolute distance from its own, as in the released code. Then it
-    trains on its own samples (revisit). Then it sends its logits, in evaluation mode, of the next round's public
-    samples; the server averages them, each client's counting alike. In the first round there is nothing to digest.
+    A round has three steps. First a participant learns the mean logits of this round's public samples, which the
+    participants of the round before have sent (digest). The loss is the mean absolute distance from its own logits, as
+    in the released code. Then it trains on its own samples (revisit). Last it sends its logits, in evaluation mode, of
+    the next round's public samples. The server averages them with equal weights. The first round has no digest.
 
-    The public samples are a share of what clients would train on, which no client does; their labels are not used, and
-    test samples are none of them. Unlike in the paper, models do not begin by training on the public samples with their
-    labels; they begin as the initial model.
+    The public samples are a share of the clients' training samples, which clients then no longer train on. Their labels
+    are not used. Unlike in the paper, models do not begin by training on public samples with labels; they begin as the
+    initial model.
 
-    Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger. A client that
-    never took part still has the initial model of its architecture.
+    Clients may have models of several architectures: see `OwnModels`, also for the model of an unknown client. A client
+    that never took part has the initial model of its architecture.
 
     Raises:
-        FLError: if so small a share is no sample, and with clients on other machines, who have no public samples.
+        FLError: if the share is less than one sample, or if clients are on other machines, which have no public
+            samples.
     """
     if not fed.transport.has_data:
         raise FLError("fedmd needs public samples, which clients on other machines do not have: take fedproto or local")
@@ -87,12 +88,12 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
         return update._replace(received=received, client_states=own.pack(update.states))
 
     learning = replace(fed.with_local(epochs=options.epochs, augment=Augment(), masked=False), training=())
-    rows = torch.zeros(len(fed.data.y), dtype=torch.int64)  # of each public sample in the tables of logits
+    rows = torch.zeros(len(fed.data.y), dtype=torch.int64)  # the row of each public sample in the tables of logits
     rows[public] = torch.arange(len(public))
     rows_on_device = upload(rows, fed.data.device)
 
     def digest(states: States, consensus: State, clients: Sequence[int], rng: Rng) -> States:
-        """Return the models after they have learned the consensus, if there is one already."""
+        """Return the models after they have learned the consensus; in the first round there is none."""
         if not (round := int(consensus["round"][0])):
             return states
         index = samples_of(rng.seed, round)
@@ -113,7 +114,7 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
 
 
 def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
-    """Draw a share of all training samples: these, and what is left to clients, each of whom keeps one at least."""
+    """Return a random share of all training samples, and the clients' other samples: at least one each."""
     number = round(share * len(fed.clients.train.samples))
     kept = fed.clients.train.offsets[:-1]  # the first sample of each client stays with it
     free = torch.ones(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, kept, False).nonzero().flatten()
@@ -131,7 +132,7 @@ def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
 
 
 def towards(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-    """Return the mean absolute distance of the model's logits from those of the context, in the rows of the batch."""
+    """Return the mean absolute distance between the model's logits and the context's, in the rows of the batch."""
     x, _, rows = batch
     return (call(params, x) - context["logits"][rows]).abs().mean()
 

@@ -15,7 +15,7 @@ from surgery.width.corner import rolling
 
 
 def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> Algorithm:
-    """HeteroFL; the window of channels moves by one channel each round, and starts over after the last channel.
+    """HeteroFL; the channels that a client gets move on by one each round, and begin again after the last.
 
     A client that has n of a layer's C channels is sent, in round r, the channels r, r + 1, ..., r + n - 1 modulo C. It
     predicts with its leading channels. With full widths this is HeteroFL.

@@ -32,7 +32,7 @@ class FLTrustOptions:
 
 
 def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algorithm:
-    """Train on few samples of the server's own, which trusts a client as far as its update goes the same way.
+    """FedAvg; the server trains on few samples of its own, and trusts clients as far as their updates agree with it.
 
     A client's trust is the cosine of its update with the server's, 0 if that is negative. Updates are scaled to the
     length of the server's and averaged by trust; how many samples a client has does not count. The server trains as a

@@ -33,7 +33,7 @@ class InclusiveFLOptions:
 
 
 def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOptions()) -> Algorithm:
-    """Clients of different depths share their lower blocks; what a larger model learns on top moves smaller ones' tops.
+    """Clients of different depths share lower blocks; smaller models' last blocks also follow larger models' updates.
 
     A client has the first blocks of each section. Tensors are averaged, by samples, over the clients that have them at
     this place, or, if they belong to a depth (`own`), over those of the depth. The last block of a depth then moves by

@@ -9,7 +9,7 @@ from fl.federation import Federation
 
 
 def indep(fed: Federation) -> Algorithm:
-    """K models that wander from client to client and are averaged only to be evaluated: FedMR in one segment."""
+    """FedMR that sends K whole models from client to client; they are averaged only to be evaluated."""
     return fedmr(fed, FedMROptions(segment_fraction=1.0))
 
 

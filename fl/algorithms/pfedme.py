@@ -40,7 +40,7 @@ class PFedMeOptions:
 
 
 def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorithm:
-    """Clients train personal models near a copy of the global model, which follows them slowly and is what is averaged.
+    """Clients train personal models near copies of the global model; the copies follow them slowly, and are averaged.
 
     With theta, the personal model, and w, the copy, both the global model at first, a participant does for each batch
 

@@ -1,4 +1,4 @@
-"""Tables, a row for each sample, as arrays; frames of pandas among them."""
+"""Convert tables, such as frames of pandas, to arrays. A row is a sample."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ CATEGORICAL = ("one-hot", "refuse")
 
 
 class Table(NamedTuple):
-    """The columns of a table, and what its rows are called.
+    """The columns of a table, and the names of its rows.
 
     Attributes:
-        columns: the values of each by name, [N]: numbers, or names as strings.
-        row: the number of a row, from 0 on -> how messages name it.
+        columns: from a column's name to its values [N]: numbers or strings.
+        row: a function from a row's number, from 0 on, to its name in messages.
     """
 
     columns: dict[str, np.ndarray]
@@ -28,7 +28,7 @@ def columns_of(frame: Any) -> Table:
     """Return the columns of a `pandas.DataFrame`.
 
     Raises:
-        FLError: for two columns of one name, for missing values, and for what is neither number nor name.
+        FLError: if two columns have one name, if a value is missing, or if a value is neither a number nor a string.
     """
     if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
         raise FLError(f"frame is a {type(frame).__name__}: give a pandas.DataFrame")
@@ -45,7 +45,7 @@ def columns_of(frame: Any) -> Table:
         if (missing := np.flatnonzero(column.isna().to_numpy())).size:
             raise missing_value(row(int(missing[0])), name)
         values = column.to_numpy()
-        if str(column.dtype) == "category":  # numbers, too, stand for names there
+        if str(column.dtype) == "category":  # numbers in it stand for names, too
             values = values.astype(str)
         elif values.dtype.kind not in "biuf":
             values = _of_objects(list(values), name, row)
@@ -54,7 +54,7 @@ def columns_of(frame: Any) -> Table:
 
 
 def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> np.ndarray:
-    """Convert names, or numbers, that are objects to an array."""
+    """Convert a column of Python objects, strings or numbers, to an array."""
     texts = [isinstance(value, str) for value in values]
     if all(texts):
         return np.asarray(values, dtype=str)
@@ -70,12 +70,12 @@ def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> 
 
 
 def missing_value(row: str, column: str) -> FLError:
-    """Make the exception for a value that is not there."""
+    """Return the error for a missing value."""
     return FLError(f"{row} has no value in the column {column!r}: fill it in, or leave the row or the column out")
 
 
 def mixed_values(row: str, column: str, value: str) -> FLError:
-    """Make the exception for a name in a column of numbers."""
+    """Return the error for a name in a column of numbers."""
     return FLError(
         f"{row} has {value!r} in the column {column!r}, among numbers: correct it, or make names of all of its values, "
         f"as in frame[{column!r}].map('no. {{}}'.format) of pandas"
@@ -90,7 +90,7 @@ def arrays_of(
     categorical: str,
     task: str,
 ) -> dict[str, Any]:
-    """Return what `Dataset.from_arrays` takes, see `Dataset.from_pandas`."""
+    """Return the arguments of `Dataset.from_arrays`; for the parameters see `Dataset.from_pandas`."""
     choice("categorical", [categorical], CATEGORICAL)
     choice("task", [task], ("classification", "regression"))
     columns, row = table
@@ -122,7 +122,7 @@ def arrays_of(
 
 
 def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable[[int], str]) -> np.ndarray:
-    """Return the numbers of all columns, float32 [N, F]: those of numbers first, then those made of names."""
+    """Return the features, float32 [N, F]: first the columns of numbers, then the one-hot columns of names."""
     numbers, made = [], []
     for name, values in columns.items():
         if values.dtype.kind in "biuf":

@@ -2,7 +2,7 @@
 
 The choice is the fastest backend that was tried on the device and agrees with the loop. A backend that was never
 compared on a device may be wrong or slow there, hang, or kill its process. So each candidate trains the first steps of
-the clients that are about to train, in its own process, and is compared with the loop there. The result holds for this
+the round's clients in its own process, and is compared with the loop there. The result holds for this
 device, these versions, this model and these shapes. A file stores the result for other runs:
 
     $XDG_CACHE_HOME/layer-surgery/backends.json     (in ~/.cache, if that is not set)
@@ -45,9 +45,9 @@ SHARE = 0.02
 LEAST = 15.0
 """No trial begins if it has fewer seconds: a process takes 4 to 8 to import torch and fl and to set up a device."""
 LIMIT = 60.0
-"""The most seconds of a candidate. A candidate that takes longer hangs, and is not tried again."""
+"""The most seconds for a candidate. A candidate that takes longer counts as hanging, and is not tried again."""
 FASTER = 1.1
-"""The least speed of a candidate, relative to the loop."""
+"""The least speed of a candidate that is chosen, relative to the loop."""
 TOLERANCE = 1e-2
 """The largest distance between a client's weights and the loop's in float32, as a share of the way from the start.
 
@@ -73,9 +73,9 @@ class Outcome(NamedTuple):
         backend: the backend that is chosen.
         gain: its speed relative to the loop.
         left_out: the reason why each other candidate is not chosen.
-        late: the seconds that the trials had, if a candidate was not done in time, or if other processes used the
-            device. With twice as many seconds all candidates are tried again. 0: there is no need to try again. Below
-            0: nothing was tried.
+        late: above 0: the seconds that the trials had, when a candidate was not done in time, or other processes used
+            the device. With twice as many seconds all candidates are tried again. 0: the outcome is final. Below 0:
+            nothing was tried.
     """
 
     backend: str = "loop"
@@ -94,7 +94,7 @@ def is_asked(device: torch.device) -> bool:
 
 
 def choose(groups: Sequence[Group], candidates: Mapping[str, Backend], chosen: dict[str, str], rounds: int) -> str:
-    """Return the backend for these groups and for similar ones: an earlier choice, or a new choice.
+    """Return the backend for groups of clients: an earlier choice for such groups, or a new one.
 
     Args:
         candidates: the backends, besides the loop, that may be able to train the groups.

@@ -1,4 +1,4 @@
-"""Clients that fail at random: what they have trained in a round does not arrive."""
+"""Let clients fail at random: their updates do not arrive."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
@@ -19,39 +19,39 @@ class FailureOptions:
     """Clients that fail at random. The default is none."""
 
     share: Annotated[float, number(float, least=0, below=1)] = 0.0
-    """probability with which each participant of a round fails: its update does not arrive, and counts as dropped"""
+    """probability that a participant of a round fails: its update does not arrive, and it counts as dropped"""
 
 
 class Failures(NamedTuple):
     """The middleware of clients that fail in a round, each with the same probability.
 
-    Who fails is drawn from the seed, the round and the client, so that it is the same with every method and on
-    resuming. A method that trains a client twice in a round loses both. What is trained apart from the clients' round,
-    such as the models that clients fine-tune to predict with, does not fail.
+    Whether a client fails depends only on the seed, the round and the client, so it is the same with every method and
+    after resuming. If a method trains a client twice in a round, both updates are lost. Training outside the round,
+    such as fine-tuning before predictions, does not fail.
 
     Attributes:
-        share: the probability.
-        seed: the run's.
+        share: the probability of a failure.
+        seed: the run's seed.
     """
 
     share: float
     seed: int
 
     def __str__(self) -> str:
-        return "--failures"  # in messages
+        return "--failures"  # the name in messages
 
     @property
     def stage(self) -> Stage:
-        """Where it stands."""
+        """The place among the steps of training."""
         return Stage.ARRIVAL
 
     @property
     def leaves_out(self) -> bool:
-        """Clients that fail send nothing."""
+        """Whether clients can send nothing: those that fail."""
         return True
 
     def fails(self, round: int, client: int) -> bool:
-        """Draw whether a client fails in a round.
+        """Return whether a client fails in a round.
 
         >>> [client for client in range(10) if Failures(0.5, seed=0).fails(1, client)]
         [2, 7, 8, 9]
@@ -59,11 +59,11 @@ class Failures(NamedTuple):
         return bool(torch.rand((), generator=Rng(self.seed, round).torch("failures", client)) < self.share)
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:
-        """Give clients that fail their start back, and the size 0."""
+        """Return a trainer that gives failed clients their start back, and size 0."""
 
         def run(training: Training) -> ClientUpdate:
             update, starts = train(training), training.cohort.states
-            if training.rng.seed != self.seed:  # apart from the round, see `Rng.apart`
+            if training.rng.seed != self.seed:  # training outside the round, see `Rng.apart`
                 return update
             failed = (self.fails(training.rng.round, client) for client in training.cohort.clients)
             sizes = tuple(0 if gone else size for gone, size in zip(failed, update.sizes))

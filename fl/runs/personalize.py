@@ -1,4 +1,4 @@
-"""Clients that come after training: what the model of a run is worth to them, before and after they fine-tune it."""
+"""Give a run's model to new clients, and test it on each of them before and after fine-tuning."""
 
 import copy
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from fl.settings.extensions import model_change
 from surgery import State, broadcast
 from zoo import Spec
 
-_PLENTY = 10**5  # samples, in which every method finds what it needs
+_PLENTY = 10**5  # samples: enough for every method
 
 
 @dataclass
@@ -41,9 +41,9 @@ class NewClients:
     """The results of new clients with the model of a run: a table, and their models.
 
     Attributes:
-        rows: a dict for each client, or for each number of samples of each client. It has `client`, the owner's name or
-            number; `samples`, on how many it has fine-tuned; `tested`, on how many it was tested; and its scores,
-            `accuracy_before` and `accuracy_after` as well as the others that runs have.
+        rows: a dict for each client, or for each client and number of samples. It has `client`, the owner's name or
+            number; `samples` and `tested`, the numbers of samples for fine-tuning and for the test; and the scores of a
+            run, such as `accuracy_before` and `accuracy_after`.
     """
 
     rows: list[dict[str, Any]]
@@ -73,27 +73,30 @@ def personalize(
     held_out: float = 0.2,
     model: Model | None = None,
 ) -> NewClients:
-    """Give the model of a run to new clients, let each fine-tune it on its own samples, and test it before and after.
+    """Give the model of a run to new clients, fine-tune it on each client's samples, and test it before and after.
 
-    A new client begins with what the method would send it: the global model; of methods whose clients keep a part of
-    the model, the others' part with the initial part of its own (of Local, FedProto and FedMD, which send no model,
-    all of it is initial); of FeMAM the models that `fl.Pathways.join` chooses, whose logits add up and which it
-    fine-tunes as one. Of methods with several architectures it is the global one. It trains as the clients of the run
-    do: with their loss, optimizer and batches, at the learning rate of the run's last round. Nothing in the run folder
-    changes.
+    A new client begins with the tensors that the method would send to it:
+
+    - in general the global model, also if the run has clients of several architectures;
+    - if clients keep a part of the model, the global model with this part as initialised (with Local, FedProto and
+      FedMD, which send no model, all of it);
+    - with FeMAM, the models that `fl.Pathways.join` chooses. Their logits are added, and they are fine-tuned together.
+
+    It trains like the run's clients, with their loss, optimizer and batches, at the learning rate of the last round.
+    The run folder does not change.
 
     Args:
-        run: a run folder, or the `fl.Run` that has left it.
-        data: the samples of the new clients, one for each of the `owners`. They are tested on the test samples that
-            `test_owners` says are theirs; without `test_owners`, on some that are held out of their own.
-        epochs: of fine-tuning, 0 or more. None: as many as the run has in a round.
-        samples: fine-tune each client on so many of its training samples, for each of these numbers that it has, in
-            place of all. Fewer are among more.
+        run: a run folder, or its `fl.Run`.
+        data: the samples of the new clients; each owner is a client. A client is tested on its samples by
+            `test_owners`; without `test_owners`, on held-out samples of its own.
+        epochs: the epochs of fine-tuning, 0 or more. None: the local epochs of the run.
+        samples: numbers of training samples. For each number that a client has, it is fine-tuned on that many of its
+            samples; a smaller set is part of a larger one. Without numbers: on all samples.
         held_out: the share of a client's samples that it is tested on, if `data` has no `test_owners`.
-        model: the model of your own that the run was given, if it was; of several, the one that the new clients have.
+        model: your own model, if the run had one. Of several models, the one for the new clients.
 
     Raises:
-        FLError: for what is no run folder, and for data without owners, or of another kind than the run's.
+        FLError: if `run` is no run folder, or if the data have no owners or are of another kind than the run's.
 
     >>> import tempfile, fl
     >>> data = fl.Config().load()
@@ -141,7 +144,7 @@ def personalize(
 
 
 def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None) -> Dataset:
-    """Return the data as the model of the run takes them; FLError for others."""
+    """Return the data in the form that the run's model takes; FLError if they do not fit."""
     if not isinstance(data, Dataset):
         raise FLError(f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=")
     if data.owners is None:
@@ -164,7 +167,7 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
 
 
 def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
-    """Return the data, and the training and test samples of each owner."""
+    """Return the data, and each owner's training and test samples."""
     owners = data.owners.unique()
     if data.test_owners is None:
         parts = [(data.owners == owner).nonzero().flatten() for owner in owners]
@@ -190,7 +193,7 @@ def _name(data: Dataset, owner: int) -> str:
 
 
 def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, Tensor]]:
-    """Return (client, its training samples) of each row: all samples, or the asked number if it has them."""
+    """Return (client, its samples for fine-tuning) of each row: all, or each of the numbers that the client has."""
     if not samples:
         return list(enumerate(clients.train))
     rows = []
@@ -201,7 +204,7 @@ def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, 
 
 
 def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients: Sequence[Split]) -> Federation:
-    """Return the new clients, with the model that the run began with."""
+    """Return a federation of the new clients, with the run's initial model."""
     device = pick_device(config.execution.device)
     data, local = training(config, data)
     start = load_initial_weights(folder, config)
@@ -213,10 +216,10 @@ def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients
 
 
 def _sent(config: Config, fed: Federation, server: dict[str, State]) -> State:
-    """Return what a new client begins with: the tensors that the method sends, of the global model, and initial ones.
+    """Return the state that a new client begins with: tensors that the method sends are global, others are initial.
 
-    Which are sent is asked of the method itself, made for as many clients as the run had; what these would train on
-    does not matter, but there has to be enough of it.
+    To see which tensors it sends, the method is made for as many clients as the run had. Their samples do not matter,
+    but there must be enough of them.
     """
     method = ALGORITHMS[config.method.name]
     initial, known = fed.initial(), server["global"]
@@ -233,7 +236,7 @@ def _sent(config: Config, fed: Federation, server: dict[str, State]) -> State:
 
 
 class _Added(nn.Module):
-    """Several models; their logits are added up or averaged."""
+    """A sum of models: it adds or averages their logits."""
 
     def __init__(self, model: nn.Module, count: int, mean: bool) -> None:
         super().__init__()
@@ -246,7 +249,7 @@ class _Added(nn.Module):
 
 
 def _joined(pathways: Pathways, fed: Federation) -> Level:
-    """Return the models of the levels that each new client joins, chosen by its training samples."""
+    """Return FeMAM's models for each new client; its training samples choose the levels that it joins."""
     kinds, states, modules = {}, [], []
     for own in fed.clients.train:
         x, y = fed.data.gather(own)
@@ -262,7 +265,7 @@ def _joined(pathways: Pathways, fed: Federation) -> Level:
 
 
 def _tuned(fed: Federation, before: Level, epochs: int, rng: Rng) -> Level:
-    """Return the models after each client has trained its own; one that diverges is as it was."""
+    """Return the models after fine-tuning; a model that diverges stays as it was."""
     if not epochs:
         return before
     tuning, clients = replace(side_by_side(fed, epochs=epochs), participants=len(fed.clients)), range(len(fed.clients))

@@ -1,4 +1,4 @@
-"""Fewer experts: some are kept, or groups of them become one; each is a plan."""
+"""Keep some experts of a mixture, or merge groups of experts; both return a plan."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,27 +29,27 @@ def keep(
 ) -> tuple[nn.Module, Plan]:
     """Keep some of the experts of each mixture, and the router's rows for them.
 
-    The experts keep their order, and every token is sent to the best of those that are left. A token whose experts are
-    all kept, by a router that divides by the sum over those it chose, gets what it got. The configuration of a model
-    that has one (transformers: Mixtral, Qwen3-MoE, gpt-oss, DeepSeek) says the new number, so that `from_pretrained`
-    reads what `save_pretrained` writes. Shared experts stay.
+    The experts keep their order, and the router sends each token to the best experts that are left. If all experts of a
+    token are kept, its output does not change, provided that the router normalises over the experts that it chooses.
+    The model's configuration, if it has one (transformers: Mixtral, Qwen3-MoE, gpt-oss, DeepSeek), gets the new number,
+    so that `from_pretrained` reads what `save_pretrained` writes. Shared experts stay.
 
     Args:
-        model: it is not changed.
-        keep: how many of each mixture, those with the highest scores; or their numbers; or by name or pattern of a
-            mixture (`surgery.experts.mixtures`) either. A mixture that no pattern matches stays whole, and a
-            configuration that has one number for all can then not say it.
-        scores: by mixture one number for each expert, as `surgery.experts.frequency` and `surgery.experts.norm` give
-            them. Of equal ones the first stays.
+        model: the model, which stays as it is.
+        keep: the number of experts that stay in each mixture, those with the highest scores; or the experts' indices.
+            A mapping gives either by name or pattern of a mixture (`surgery.experts.mixtures`). A mixture that no
+            pattern matches keeps all experts. A configuration with one number for all mixtures cannot express this.
+        scores: by mixture, one number for each expert, as `surgery.experts.frequency` and `surgery.experts.norm` return
+            them. Of experts with equal scores the first stays.
         experts: as for `surgery.experts.mixtures`.
 
     Returns:
-        The model with fewer experts, and the plan of where its tensors lie in the full one.
+        The model with fewer experts, and the plan: where its tensors lie in the full model.
 
     Raises:
-        SurgeryError: if fewer would be left than the router chooses for a token; if a router that divides its experts
-            into groups (DeepSeek's `n_group`) would have unequal ones; for experts that there are not, and without
-            scores where only a number is given.
+        SurgeryError: if fewer experts would be left than the router chooses for a token; if groups of experts
+            (DeepSeek's `n_group`) would become unequal; if an index is wrong; if `keep` is a number and there are no
+            scores.
 
     >>> class Layer(nn.Module):
     ...     def __init__(self):
@@ -76,26 +76,25 @@ def merge(
 ) -> tuple[nn.Module, Plan]:
     """Merge groups of experts: each group becomes one, the mean of its weights.
 
-    The router's row of a merged expert is the mean of its members' rows, with the same weights; so is a bias. Its logit
-    is then the mean of theirs, and the merged experts, unlike kept ones, are chosen for other tokens than their members
-    were: fine-tune the model, or look at its loss. (Li et al., "Merge, Then Compress", ICLR 2024, merges by frequency,
-    too.)
+    The router's row and bias of a merged expert are the means of its members', with the same weights. So its logit is
+    the mean of their logits, and the router chooses it for other tokens than its members: fine-tune the model, or check
+    its loss. (Li et al., "Merge, Then Compress", ICLR 2024, also merges by frequency.)
 
     Args:
-        model: it is not changed.
-        groups: lists of experts for all mixtures, or by name or pattern of a mixture. An expert in no list is dropped.
-            Or how many groups: those with the highest scores are the first of theirs, and each other expert joins the
-            one whose router's row is most like its own (cosine).
-        scores: by mixture the weights of the mean, as `surgery.experts.frequency` gives them. None: all the same.
+        model: the model, which stays as it is.
+        groups: lists of experts, or the number of groups; for all mixtures, or by name or pattern of a mixture. An
+            expert in no list is dropped. With a number, each of the experts with the highest scores begins a group, and
+            every other expert joins the one with the most similar row of the router (cosine).
+        scores: by mixture, the weights of the mean, as `surgery.experts.frequency` returns them. None: equal weights.
         experts: as for `surgery.experts.mixtures`.
 
     Returns:
-        The model with merged experts, and the plan. A mean lies nowhere in the full model: `plan` takes the member with
-        the highest score for its group, so `plan.extract(model)` are these members before they were merged.
+        The model with merged experts, and the plan. The full model does not contain the means, so the plan names the
+        member with the highest score of each group: `plan.extract(model)` returns these members, not merged.
 
     Raises:
-        SurgeryError: as `surgery.experts.keep` does; for a group that is empty or has weights that are not above 0, and
-            for an expert in two groups.
+        SurgeryError: as `surgery.experts.keep` does; also if a group is empty, a score is below 0, or an expert is in
+            two groups.
 
     >>> layer = nn.ModuleDict({"gate": nn.Linear(4, 3), "experts": nn.ModuleList(nn.Linear(4, 4) for _ in range(3))})
     >>> small, _ = merge(layer, [[0, 2], [1]], scores={"": torch.tensor([3.0, 1.0, 1.0])})
@@ -108,7 +107,7 @@ def merge(
     plan = _plan(model, [(one, [first for first, *_ in own]) for one, own in grouped])
     full = state(model)
     small = plan.built(model)
-    means = state(small)  # of tensors of its own
+    means = state(small)  # in the small model's own tensors
     for one, own in grouped:
         axes = {name: axis for name, (_, axis) in tensors_along(model, one.axes).items()}
         for position, members in enumerate(own):
@@ -124,7 +123,7 @@ def merge(
 
 
 def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
-    """Return the mixtures for which something is asked, and what; SurgeryError for a pattern that matches none."""
+    """Return the mixtures to cut, each with its request; SurgeryError if a pattern matches no mixture."""
     by_name = asked if isinstance(asked, Mapping) else {"*": asked}
     names = [one.name for one in found]
     for pattern in by_name if isinstance(asked, Mapping) else ():
@@ -168,7 +167,7 @@ def _kept(one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list
 
 
 def _numbers(one: Mixture, asked: Any) -> list[int]:
-    """Return numbers of experts in ascending order."""
+    """Return the indices of experts in ascending order; SurgeryError if they are wrong."""
     asked = asked.tolist() if isinstance(asked, Tensor) else asked
     numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
@@ -177,7 +176,7 @@ def _numbers(one: Mixture, asked: Any) -> list[int]:
 
 
 def _check_router(one: Mixture, kept: Sequence[int]) -> None:
-    """Raise SurgeryError where the router cannot choose among the experts that are left."""
+    """Raise SurgeryError if the router cannot choose among the experts that are left."""
     if len(kept) < one.chosen:
         raise SurgeryError(
             f"the router of {one.name!r} chooses {one.chosen} experts a token: keep {one.chosen} or more",
@@ -193,7 +192,7 @@ def _check_router(one: Mixture, kept: Sequence[int]) -> None:
 
 
 def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
-    """Return the members of each group, that with the highest score first; groups in the order of these."""
+    """Return the members of each group, the highest score first; groups are sorted by their first member."""
     score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
     if _is_count(asked):
         best = _kept(one, asked, scores)
@@ -225,7 +224,7 @@ def _weights(one: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] 
 
 
 def _of_experts(model: nn.Module, one: Mixture, position: int, members: Sequence[int]) -> dict[str, list[str]]:
-    """Return by name of the tensors at a position of a list of experts the names of the same tensors of others."""
+    """Return, for each tensor of the expert at a position, the names of the members' tensors that correspond to it."""
     held = names_by_id(model)
     result = {}
     for holder in one.lists:

@@ -1,7 +1,7 @@
-"""Weights that are computed of parameters: by masks, norms and other parametrizations, or with an adapter beside them.
+"""Read weights that are computed from parameters: by masks, norms, other parametrizations, or an adapter.
 
-A copy of the model adds a tensor of zeros to each such weight. It has the weight's axes, and so has its
-gradient; what computes the weight does not matter.
+A copy of the model adds a tensor of zeros to each such weight. The zeros have the weight's axes and its gradient,
+whatever computes the weight.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Computed(NamedTuple):
     """A model whose weights can be read as its forward pass uses them.
 
     Attributes:
-        model: the model, or a copy with zeros added to what is computed.
-        keys: of each computed weight (module name, attribute name), the key of the tensor in `model` with its axes and
-            gradient: the zeros, or of a layer with an adapter the base's weight.
-        values: of each computed weight its value.
-        ratios: by computed weight what its tensor's gradient is multiplied by to be the weight's, where that is not 1.
-        parts: by (module name, attribute name) of a parameter the computed weight that it is a part of.
+        model: the model, or a copy with zeros added to computed weights.
+        keys: from each computed weight (module name, attribute name) to the tensor of `model` that has its axes and
+            gradient: the zeros; for a layer with an adapter, the base's weight.
+        values: the value of each computed weight.
+        ratios: the factor from this tensor's gradient to the computed weight's, where it is not 1.
+        parts: from a parameter (module name, attribute name) to the weight that is computed from it.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class Computed(NamedTuple):
         return named_widths(replace(solution, members={atom: places for atom, places in own.items() if places}))
 
     def solution(self, solution: Solution) -> Solution:
-        """Put computed weights in the place of the zeros and of the parameters that they are computed of."""
+        """Return a solution with computed weights in place of the zeros and of the parameters behind them."""
         tensors, members = {}, {}
         for key, axes in solution.tensors.items():
             if key in self.keys or key not in self.added | self.parts.keys():
@@ -95,7 +95,7 @@ class _Zeros(nn.Module):
 
 
 class _Add:
-    """A hook that adds zeros to what other hooks have computed."""
+    """A hook that adds zeros to a weight that other hooks have computed."""
 
     def __init__(self, attribute: str):
         self.attribute = attribute
@@ -106,7 +106,7 @@ class _Add:
 
 
 def computed(model: nn.Module, example: Any) -> Computed:
-    """Find the weights of a model that are computed of parameters. A model without any is returned as it is."""
+    """Find the weights of a model that are computed from parameters. Without any, the model itself is used."""
     hooked, parametrized = dict(_hooked(model)), dict(_parametrized(model))
     adapters = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
     result = Computed(model, {}, {}, {}, {})
@@ -129,7 +129,7 @@ def computed(model: nn.Module, example: Any) -> Computed:
         result.keys[name, attribute] = joined(name, f"parametrizations.{attribute}.{last}"), "zeros"
         result.parts.update(dict.fromkeys(parts, (name, attribute)))
     with in_mode(twin, training=False):
-        if hooked:  # until then an old weight lies there
+        if hooked:  # hooks compute their weights in a forward pass
             with explained(f"{type(model).__name__} does not run on the example"):
                 call(twin, copied(example))
         for name, attribute in result.keys:
@@ -148,8 +148,9 @@ def computed(model: nn.Module, example: Any) -> Computed:
 
 
 def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
-    """Yield the weights that hooks compute (prune's masks, the old weight_norm and spectral_norm), and the
-    parameters.
+    """Yield the weights that hooks compute, and their parameters.
+
+    Such hooks are the masks of torch's prune, and the old weight_norm and spectral_norm.
     """
     for name, module in model.named_modules():
         for attribute, tensor in plain_tensors(module).items():
@@ -170,7 +171,7 @@ def _parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
 
 
 def _is_adapted(module: Any) -> bool:
-    """Return whether this is a layer with an adapter beside it, of surgery.adapters or of peft."""
+    """Return whether a module is a layer with an adapter of surgery.adapters or peft."""
     if not isinstance(getattr(module, "base_layer", None), nn.Module):
         return False
     weight = getattr(module.base_layer, "weight", None)
@@ -180,7 +181,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
-    """Return the sum of a layer's weight and its adapter's product, and the weight that the two compute with."""
+    """Return the sum of a layer's weight and its adapter's product, and the weight that the layer computes with."""
     before = layer.base_layer.weight
     if hasattr(layer, "change"):
         from surgery.adapters.layer import changed, is_transposed  # a model that has such a layer has imported it

@@ -1,4 +1,4 @@
-"""A wide model beside the model that it grew from: whether both compute the same, step by step."""
+"""Check, step by step, that a wide model computes the same as the model that it grew from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,10 @@ from surgery.width.steps import Step
 
 
 def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return a copy of this precision in evaluation mode, whose weights are a little off: zeros would hide much."""
+    """Return a copy in this precision and in evaluation mode, with noise on its weights.
+
+    Without noise, weights that are 0 would hide differences.
+    """
     twin, generator = clone(model).eval(), torch.Generator().manual_seed(0)
     twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
     for name, tensor in state(twin).items():
@@ -26,14 +29,15 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
         if tensor.is_floating_point() and "running_" not in name:
             size = tensor.abs().mean().nan_to_num().clamp(min=0.02).item()
             noise = torch.empty(tensor.shape).uniform_(-1, 1, generator=generator)
-            tensor.add_(noise.to(tensor.device), alpha=0.17 * size)  # of a standard deviation of a tenth
+            tensor.add_(noise.to(tensor.device), alpha=0.17 * size)  # 0.1 * size is its standard deviation
     return twin
 
 
 def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
-    """Return the first step with another result in the wide model than in the model with positions repeated; or None.
+    """Return the first step of the wide model with a wrong result; None if all are right.
 
-    A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
+    A result is right if it equals the model's result with positions repeated. A sum over repeated positions may differ,
+    since the code may divide it by their number. So a wrong sum counts only if a later result is wrong, too.
     """
     keep = _Keep(solution)
     model = clone(model)  # a forward pass may leave something in it, such as the state of a recurrence
@@ -43,7 +47,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     try:
         with in_mode(wide, training=False), watching(wide), compare:
             after = tensors_in(call(wide, copied(example)))
-    except Exception as error:  # it differs, or does not run, which is a difference, too
+    except Exception as error:  # a result differs, or the model does not run
         if is_out_of_memory(error):
             raise
         return compare.done if compare.summed is None else compare.summed
@@ -52,7 +56,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
 
 
 class _Differs(Exception):
-    """Raised within the wide model's forward pass."""
+    """A step of the wide model has a wrong result."""
 
 
 class _Keep(Replay):
@@ -71,7 +75,7 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 
 
 def unwritten(steps: Sequence[Step]) -> list[bool]:
-    """Return by step whether its result is empty memory or a view of it, also one taken after it was written to."""
+    """Return for each step whether its result is uninitialised memory, or a view of such memory (even once written)."""
     found: list[bool] = []
     for step in steps:
         rule = RULES.get(step.name)
@@ -85,7 +89,7 @@ _SUMS = {"sum", "nansum", "norm", "linalg_vector_norm"}
 
 
 class _Compare(Replay):
-    """Compares the results with those that were kept, but for what is computed of weights alone or not yet written."""
+    """Compares results with the kept ones, except results of weights alone and uninitialised memory."""
 
     def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
         super().__init__(solution)

@@ -55,8 +55,8 @@ class Demand:
             each axis that they make. The first pattern that matches counts.
         keep: patterns of modules whose tensors keep their size.
         heads: how attention shrinks: inside its heads (inside), or by whole heads (drop).
-        rounding: a function from a share of a size to the number of positions that stay; or an int, which this number
-            becomes a multiple of.
+        rounding: a function from a share of a size to the number of positions that stay; or an int: the number is
+            rounded up to a multiple of it.
         pick: chooses the positions that stay.
         numbers: a function from widths to the number of positions of each that stays; None: by their shares.
         choice: the positions that stay, if the caller gives them; a width without an entry keeps its size.
@@ -157,7 +157,7 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
 
 
 Shares: TypeAlias = float | Mapping[str, float | int]
-"""A share of every width; or by name or pattern of modules shares (float) or numbers of positions (int)."""
+"""A share of every width; or, by names or patterns of modules, shares (float) and numbers of positions (int)."""
 
 
 def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
@@ -212,7 +212,7 @@ class TracedScores:
     """The caller's scores, kept with axes of a trace: they stay valid if widths are unified later.
 
     Args:
-        trace: the trace, before anything but the forward pass unifies its axes.
+        trace: a trace in which only the forward pass has unified axes.
         scores: scores by width, as `surgery.pruning.importance` returns them.
 
     Raises:
@@ -240,7 +240,7 @@ def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]
 
 
 def checked_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores") -> dict[str, Tensor]:
-    """Return the scores as float64 tensors; SurgeryError if no width has that name, or another length."""
+    """Return the scores as float64 tensors; SurgeryError if names or lengths are not the widths'."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
             f"{option} takes scores by width, as surgery.pruning.importance returns them, got {scores!r}",
@@ -551,8 +551,8 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
 def _left_out(products: Sequence[_Digits], demand: Demand) -> set[Atom | Sum]:
     """Return digits that keep their size because no choice takes exactly one digit of each product.
 
-    The digit of most products shrinks (of several such the longest), and the digits beside it stay. If every digit
-    would shrink some product more than once, all stay.
+    The digit that is in most products shrinks (if there are several, the longest). The other digits of these products
+    stay. If every digit would shrink some product more than once, all stay.
     """
     count = Counter(digit for product in products for digit in set(product))
     twice = {digit for product in products for digit in product if product.count(digit) > 1}

@@ -1,4 +1,4 @@
-"""Where a narrow model is less than was asked for, and why: one list of reasons for warnings and refusals."""
+"""List what a narrow model keeps whole although it was to shrink, and why, for warnings and refusals."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -32,9 +32,9 @@ class UnshrunkWidth(NamedTuple):
     """A hidden width that keeps its size although it was to shrink.
 
     Attributes:
-        module: the module whose layer makes it.
-        tensor, shape, axis: a tensor that lies along it.
-        size: how many positions it has.
+        module: the module that makes the width.
+        tensor, shape, axis: a tensor along the width, and its axis.
+        size: the number of positions.
         why: the reason.
     """
 
@@ -53,11 +53,11 @@ class UnshrunkWidth(NamedTuple):
 def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
     """Return the hidden widths that keep their size although they were to shrink, with reasons; each width once.
 
-    Classes, and whatever else is only an output, were not to shrink; an output that other layers read was. Nor were
-    fixed features of the input, and with heads="drop" what lies inside of heads.
+    These were not to shrink, so they are left out: outputs that no layer reads (such as classes), features of the
+    input, and with heads="drop" the positions inside heads.
     """
     found: list[UnshrunkWidth] = []
-    known: set[Atom] = set()  # of what was found
+    known: set[Atom] = set()  # the atoms of these widths
     read, by_layers = summed_over(solution), read_by_layers(solution)
     inside = _inside_heads(solution) if demand.heads == "drop" else set()
     made = [(module, axis, True) for module, axis in solution.made]
@@ -68,15 +68,15 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
             shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
             parts = parts or set(atoms(part) if shifted else ())
             if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
-                continue  # with numbers, what could shrink stays because others are worth less
+                continue  # `numbers` keeps it, since other widths are worth less
             if not is_made and not all(map(chosen.why, parts)):
-                continue  # another digit of the width that is made shrinks
+                continue  # the width shrinks by another digit
             why = _SHIFTED if shifted else _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
-            if shifted:  # not places that attention looks up by their distance
+            if shifted:  # leaves out places that attention looks up by distance
                 hidden = not parts.isdisjoint(by_layers)
             elif any(atom.makers for atom in parts):
                 hidden = why.kind < Kind.PLACE or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
-            else:  # not tokens, which attention sums
+            else:  # leaves out tokens, which attention sums
                 hidden = why.kind in (Kind.LOST, Kind.UNMADE) and not parts.isdisjoint(by_layers)
             places = [place for a in atoms(part) if a in parts for place in solution.members.get(a, ())]
             if hidden and places:
@@ -86,11 +86,11 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
                 )
                 shape = tuple(axis.size for axis in solution.tensors[key])
                 found.append(UnshrunkWidth(module, joined(*key), shape, position, part.size, why))
-    return list({str(width): width for width in found}.values())  # an axis of several widths once
+    return list({str(width): width for width in found}.values())  # lists an axis of several widths once
 
 
 def _inside_heads(solution: Solution) -> set[Atom]:
-    """Return the atoms beside heads that can lose positions: the positions inside of each head."""
+    """Return the atoms of positions inside heads, where heads can be dropped."""
     found: set[Atom] = set()
     for product in {product for axes in solution.tensors.values() for axis in axes for product in _products(axis)}:
         if any(atom.grouping == "heads" and not atom.why for digit in product.parts for atom in atoms(digit)):
@@ -107,35 +107,36 @@ def _products(axis: Axis) -> Iterator[Product]:
 
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
-    """Yield an axis that has all of its positions although it was to have fewer, or such parts of it."""
+    """Yield the axis, or parts of it, that keep all positions although fewer were asked for."""
     asked = min((demand.wanted(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
     if asked == axis.size:
         return
     if size_of(axis, chosen.choice) == axis.size:
         yield axis
-    elif not isinstance(axis, Atom):  # of a product one digit shrinks, which may be a sum
+    elif not isinstance(axis, Atom):  # one digit of a product shrinks; it may be a sum
         for part in axis.parts:
             if isinstance(axis, Sum) or size_of(part, chosen.choice) < part.size:
                 yield from _not_shrunk(part, demand, chosen, inside)
 
 
 def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
-    """Return why no part of it shrinks: the firmest reason, but what the caller asked of one part is none for
-    another.
+    """Return the firmest reason why no part of an axis shrinks.
+
+    What the caller asked of one part is no reason for another part.
     """
     reasons = [chosen.why(atom) for atom in parts]
-    if all(why is INSIDE for why in reasons) and set(parts) == set(atoms(axis)):  # a number for each head
+    if all(why is INSIDE for why in reasons) and set(parts) == set(atoms(axis)):  # it has a number for each head
         return INSIDE
     several = sum(any(chosen.why(atom) is INSIDE for atom in atoms(digit)) for digit in digits(axis)) > 1
     if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
         own = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
         return own or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
-    undone = [why for why in reasons if why.kind is Kind.LOST]  # it would shrink, if that part of it could
+    undone = [why for why in reasons if why.kind is Kind.LOST]  # without these the axis would shrink
     return firmest(*(undone or reasons))
 
 
 def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
-    """Return which widths keep their size, and why; "" if none does."""
+    """Return a message: which widths keep their size, and why; "" if none does."""
     if not whole:
         return ""
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
@@ -149,7 +150,7 @@ def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink
 
 
 def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:
-    """Return some lines: the first, items up to a number and how many more there are, the last."""
+    """Return lines: `first`, up to `_LISTED` items, the number of further items, and `last`."""
     lines = [first, *(f"  {item}" for item in items[:_LISTED])]
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
@@ -157,7 +158,7 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
 
 
 def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
-    """Return which numbers stay although they scale sums whose lengths change; "" if there are none."""
+    """Return a message: which numbers stay although the sums that they scale become shorter; "" if there are none."""
     if not constant:
         return ""
     return _list(
@@ -171,13 +172,13 @@ def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
 def unused_tensors(
     solution: Solution, choice: Choice, model: nn.Module, keep: Sequence[str] = (), does: str = "shrink"
 ) -> str:
-    """Return which tensors no pass has used, as long as a width that changes; "" if there are none.
+    """Return a message: which unused tensors are as long as a width that changes; "" if there are none.
 
     Args:
         choice: the positions of the widths that change.
-        model: which has the tensors, before or after.
-        keep: patterns of modules whose tensors are to keep their size.
-        does: what the widths do.
+        model: the model with the tensors, before or after the change.
+        keep: patterns of modules whose tensors keep their size.
+        does: what happens to the widths: they shrink, grow or are permuted.
     """
     if not solution.unused:
         return ""
@@ -208,7 +209,7 @@ def unused_tensors(
 
 
 def constants_differ(model: nn.Module, along: Sequence[str]) -> str:
-    """Along which widths constants of the code are others in the narrow model; "" if along none."""
+    """Return a message: constants of the code differ in the narrow model along these widths; "" if there are none."""
     if not along:
         return ""
     return (

@@ -9,7 +9,7 @@ from surgery.adapters import adapted_layers
 
 
 def fedsa_lora(fed: Federation) -> Algorithm:
-    """FedAvg of the adapters' A, which learn what is common; each client keeps its own B.
+    """FedAvg of the adapters' A alone; each client keeps its own B.
 
     What is trained whole beside the adapters, such as a classifier, is averaged.
 
