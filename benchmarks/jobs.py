@@ -282,7 +282,10 @@ def main() -> None:
                 row = {"lines": sum(map(count_lines, functions)), "accuracy": statistics.mean(accuracies)}
                 jobs[job][side] = row | {"ratio": statistics.median(ratios), "seconds": seconds}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr")}
-    stored = {"versions": versions, "jobs": jobs}
+    head = subprocess.run(
+        ["git", "-C", options.pfllib, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    stored = {"versions": versions | {"PFLlib": head.stdout.strip()[:8]}, "jobs": jobs}
     write(stored, options.out, "jobs")
     if options.out == OUT:
         write_sentences(sentences(stored), "jobs.py")

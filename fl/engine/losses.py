@@ -121,17 +121,15 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def by_name(
-    name: str, task: str, smoothing: float = 0.0, gamma: float = 2.0, weights: Sequence[float] = (), outputs: int = 0
-) -> Loss:
+def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[float] = (), outputs: int = 0) -> Loss:
     """Make a loss.
 
     Args:
         name: one of `NAMES`; "default" is cross_entropy, mse or bce (binary cross entropy), as the task is; or the
-            import path `module:function` of your own.
+            import path `module:function` of your own. focal is (1 - p)^2 times the cross entropy (Lin et al., ICCV
+            2017, equation 4 with gamma 2).
         task: "classification", "regression", "multilabel" or "segmentation", see `fl.Dataset`.
         smoothing: of the labels in cross_entropy (Szegedy et al., CVPR 2016, section 7).
-        gamma: the exponent of focal, (1 - p)^gamma times the cross entropy (Lin et al., ICCV 2017, equation 4).
         weights: of the classes, in cross_entropy, dice_cross_entropy and focal; in bce, of the labels where they are 1.
             A sample's loss is multiplied by its class's weight; the mean is over the samples, whatever they weigh.
             Dice itself counts all classes alike.
@@ -172,7 +170,7 @@ def by_name(
         raise FLError(
             "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
         )
-    return _made(chosen, smoothing, gamma, tuple(weights))
+    return _made(chosen, smoothing, tuple(weights))
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -218,7 +216,7 @@ def _own(name: str, loss: Loss, whole: bool) -> Loss:
     return checked
 
 
-def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...]) -> Loss:
+def _made(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
     def weight(like: Tensor) -> Tensor | None:
         return torch.tensor(weights, dtype=like.dtype, device=like.device) if weights else None
 
@@ -227,8 +225,7 @@ def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...])
 
     def focal(outputs: Tensor, targets: Tensor) -> Tensor:
         each = F.cross_entropy(outputs, targets, reduction="none")
-        certain = (-each).exp()
-        scale = (1 - certain).clamp(min=0) ** gamma
+        scale = (1 - (-each).exp()) ** 2
         return scale * each * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
 
     def dice_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

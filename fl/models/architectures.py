@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +43,6 @@ class ArchitectureOptions:
     can afford) or given (by --architectures.file)"""
     weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
     """zico: share of the clients that take the smallest architecture"""
-    deviation: Annotated[str, one_of("signed", "absolute"), OnlyWith("choose", "zico")] = "signed"
-    """zico: of what the score takes the standard deviation: signed (the gradients, as the released code does) or
-    absolute (their absolute values, as ZiCo's paper does)"""
     budgets: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0), OnlyWith("choose", "budget")] = ()
     """budget: largest sizes that clients can afford, given to them in turn"""
     unit: Annotated[str, one_of("macs", "parameters", "bytes"), OnlyWith("choose", "budget")] = "macs"
@@ -118,7 +115,7 @@ def choose(
             )
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
-        key = (space, options.weak, options.deviation, *known_by)
+        key = (space, options.weak, *known_by)
         known = {} if isinstance(base, CustomSpec) else _CHOSEN  # a user's spec would keep the model in memory
         if key not in known:
             if len(known) >= 32:  # a long comparison in one process
@@ -174,8 +171,7 @@ def _by_score(
         size = min(batch_size, len(samples) // _BATCHES)
         pieces = [samples[order[b * size : (b + 1) * size]] for b in range(_BATCHES)]
         batches = [(data.normalise(x), y) for x, y in map(data.gather, pieces)]
-        score = partial(zico, batches=batches, deviation=options.deviation)
-        return search(space, lambda spec: score(model(spec)), rng.torch("architecture search", client))
+        return search(space, lambda spec: zico(model(spec), batches), rng.torch("architecture search", client))
 
     return [space.smallest if k in weak else None if k in take_largest else best(k) for k in range(len(clients))]
 

@@ -5,7 +5,7 @@ Gradients" (ICLR 2023). FedFA's clients choose their architectures by it (sectio
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from fl.models.library import switch_off_dropout
 from surgery import State
 from surgery.transfer import widest
 
-Deviation = Literal["signed", "absolute"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -27,11 +26,11 @@ def zico(
     batches: Sequence[Batch],
     objective: Objective = cross_entropy,
     context: Any = None,
-    deviation: Deviation = "signed",
 ) -> float:
     """Score a model by the sum over layers of log(sum over weights of mean|g| / std(g)); a higher score is better.
 
-    Mean and population standard deviation are over the batches; g is the gradient of the objective's mean over a batch
+    Mean and population standard deviation (of g, as in the released code; ZiCo's paper has that of |g|) are over the
+    batches; g is the gradient of the objective's mean over a batch
     in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
     Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
     several layers share counts once.
@@ -43,8 +42,6 @@ def zico(
         model: the score is that of its weights. The model does not change.
         batches: normalised inputs and their targets, on the model's device; at least 2, of different samples.
         objective, context: what clients minimise, see `fl.engine.objectives`.
-        deviation: signed takes the standard deviation of g, as ZiCo's released code does; absolute that of |g|, as its
-            paper does. They differ where the sign of a gradient changes between batches.
 
     Returns:
         The score; NaN if a gradient is not finite.
@@ -82,7 +79,7 @@ def zico(
         for g, (magnitudes, squares, mean) in zip(gradients, moments):
             g = g.to(mean.dtype)
             magnitudes += g.abs()
-            apart = (g.abs() if deviation == "absolute" else g) - mean
+            apart = g - mean
             mean.add_(apart, alpha=1 / number)  # Welford's update: equal gradients give exactly 0
             squares.addcmul_(apart, apart, value=1 - 1 / number)
     sums = []  # over the weights of each layer

@@ -21,6 +21,7 @@ from fl.base.settings import (
     Default,
     Named,
     Natural,
+    Rare,
     Setting,
     as_plain,
     as_read,
@@ -81,7 +82,7 @@ class Config:
     local: LocalSettings = LocalSettings()
     rounds: AtLeast1 = 40
     """number of communication rounds"""
-    patience: Natural = 0
+    patience: Annotated[Natural, Rare()] = 0
     """stop after so many evaluations without a better one: validation loss if clients validate, else test accuracy;
     0 is never"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0

@@ -5,6 +5,7 @@ from typing import Any
 
 from fl.base.errors import FLError
 from fl.base.settings import flag_of
+from fl.settings.places import TOPICS
 
 _RENAMED = {
     "chunk": "max-parallel-clients",
@@ -24,6 +25,8 @@ _GONE = {
     **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
     "sample-privacy": "Opacus",
     "secure-aggregation": "an app of Flower's own",
+    "focal-gamma": "a loss of your own, --loss module:function",
+    "architectures.deviation": "that of the gradients, as in FedFA's released code",
 }
 """From flags and groups of earlier versions that are gone to what a user takes instead."""
 
@@ -77,6 +80,6 @@ def without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
         if (flag := flag_of(f"{group}.{name}" if group else str(name))) in _GONE:
             names.append(flag)
         else:
-            rest[name], inside = without_gone(value, flag)
+            rest[name], inside = without_gone(value, "" if not group and name in TOPICS else flag)
             names += inside
     return rest, names

@@ -119,8 +119,6 @@ class LocalSettings(Topic):
         float, number(float, least=0, below=1), OnlyWith("loss", "default", "cross_entropy"), Rare()
     ] = 0.0
     """cross_entropy: share of a label that is spread over all classes"""
-    focal_gamma: Annotated[AtLeast0, OnlyWith("loss", "focal"), Rare()] = 2.0
-    """focal: how much less samples count that are classified well already (Lin et al.: 2)"""
     class_weights: Annotated[_Weights, Rare()] = ()
     """factor of the loss of each class's samples, one number for each class; for bce of the labels that are 1"""
     masked_loss: Annotated[bool, Rare()] = False
@@ -163,8 +161,7 @@ class LocalSettings(Topic):
 
     def make_loss(self, dataset: Dataset) -> Loss:
         """Make what clients minimise the mean of, for such data."""
-        smoothing, gamma, weights = self.label_smoothing, self.focal_gamma, self.class_weights
-        return losses.by_name(self.loss, dataset.task, smoothing, gamma, weights, dataset.classes)
+        return losses.by_name(self.loss, dataset.task, self.label_smoothing, self.class_weights, dataset.classes)
 
     def schedule(self, rounds: int) -> Schedule:
         """Make the factor of the learning rate in each round."""

@@ -45,7 +45,7 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
     space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
     seen = {}
 
-    def score(model, batches, deviation="signed"):
+    def score(model, batches):
         ((x, y), (other, _)) = batches
         rows = torch.cat([x, other]).flatten(1)
         own = [fed.data.normalise(fed.data.x[part]).flatten(1) for part in fed.clients.train]

@@ -287,6 +287,8 @@ def test_a_run_whose_method_is_gone_is_read(tmp_path, caplog):
         ("activation-checkpointing", False),
         ("jobs", 1),
         ("secure-aggregation", 0.0),
+        ("focal-gamma", 2.0),
+        ("architectures.deviation", "signed"),
     ],
 )
 def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, value, tmp_path):
@@ -295,6 +297,10 @@ def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(nam
     (values.setdefault(group, {}) if group else values)[setting] = value
     file.write_text(yaml.safe_dump(values))
     assert Config.read(tmp_path) == config
+    values.setdefault("local", {})["focal_gamma"] = 2.0  # and within a topic
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.yaml").write_text(yaml.safe_dump(values))
+    assert Config.read(tmp_path / "other") == config
     for refuse in (
         lambda: Config.read(tmp_path, resume=True),
         lambda: fl.simulate(config, tmp_path, resume=True),

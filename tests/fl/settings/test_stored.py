@@ -136,7 +136,6 @@ architectures:
   mixed: false
   choose: zico
   weak: 0.5
-  deviation: signed
 participation: 0.0
 participants: 8
 masked_loss: true
