@@ -226,22 +226,22 @@ SENTENCES = {
         "docs/guides/sites.md",
         "Ten clients with 100 images of Fashion-MNIST each, tested on 50 of their own after each of five rounds of "
         "FedAvg, are {ours.lines} lines here, {Flower.lines} with Flower {flwr} and {PFLlib.lines} with PFLlib; their "
-        "programs compute {Flower.ratio:.1f} (with Ray) and {PFLlib.ratio:.1f} times as long as ours. The "
-        "accuracies are {ours.accuracy:.0%}, {Flower.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
+        "programs compute {Flower.ratio:.1f} ({Flower.least:.1f} to {Flower.most:.1f}, with Ray) and "
+        "{PFLlib.ratio:.1f} ({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long as ours. The accuracies are {ours.accuracy:.0%}, {Flower.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
     ),
     "fedproto": (
         "docs/guides/model.md",
         "An example with FedProto: one architecture, five rounds, ten clients with 100 images of Fashion-MNIST each. "
-        "It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} times as "
-        "long. Here clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
+        "It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} "
+        "({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long. Here clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
         "({PFLlib.accuracy:.0%}).",
     ),
     "new_clients": (
         "docs/guides/model.md",
         "An example: five rounds of FedAvg on ten clients with 100 images of Fashion-MNIST each, then five epochs of "
         "fine-tuning on each of two new clients. It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, "
-        "which computes {PFLlib.ratio:.1f} times as long. The new clients' accuracies are {ours.accuracy:.0%} and "
-        "{PFLlib.accuracy:.0%}.",
+        "which computes {PFLlib.ratio:.1f} ({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long. The new clients' "
+        "accuracies are {ours.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
     ),
 }
 
@@ -280,12 +280,13 @@ def main() -> None:
                 seconds, accuracies = (list(column) for column in zip(*taken[side]))
                 ratios = [own / first for own, (first, _) in zip(seconds, taken["ours"])]
                 row = {"lines": sum(map(count_lines, functions)), "accuracy": statistics.mean(accuracies)}
-                jobs[job][side] = row | {"ratio": statistics.median(ratios), "seconds": seconds}
+                spread = {"least": min(ratios), "ratio": statistics.median(ratios), "most": max(ratios)}
+                jobs[job][side] = row | spread | {"seconds": seconds}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "flwr")}
     head = subprocess.run(
         ["git", "-C", options.pfllib, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     )
-    stored = {"versions": versions | {"PFLlib": head.stdout.strip()[:8]}, "jobs": jobs}
+    stored = {"versions": versions | {"pfllib": head.stdout.strip()[:8]}, "jobs": jobs}
     write(stored, options.out, "jobs")
     if options.out == OUT:
         write_sentences(sentences(stored), "jobs.py")
