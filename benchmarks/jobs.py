@@ -227,13 +227,15 @@ SENTENCES = {
         "Ten clients with 100 images of Fashion-MNIST each, tested on 50 of their own after each of five rounds of "
         "FedAvg, are {ours.lines} lines here, {Flower.lines} with Flower {flwr} and {PFLlib.lines} with PFLlib; their "
         "programs compute {Flower.ratio:.1f} ({Flower.least:.1f} to {Flower.most:.1f}, with Ray) and "
-        "{PFLlib.ratio:.1f} ({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long as ours. The accuracies are {ours.accuracy:.0%}, {Flower.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
+        "{PFLlib.ratio:.1f} ({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long as ours. The "
+        "accuracies are {ours.accuracy:.0%}, {Flower.accuracy:.0%} and {PFLlib.accuracy:.0%}.",
     ),
     "fedproto": (
         "docs/guides/model.md",
         "An example with FedProto: one architecture, five rounds, ten clients with 100 images of Fashion-MNIST each. "
         "It takes {ours.lines} lines here and {PFLlib.lines} with PFLlib, which computes {PFLlib.ratio:.1f} "
-        "({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long. Here clients predict by their logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
+        "({PFLlib.least:.1f} to {PFLlib.most:.1f}) times as long. Here clients predict by their "
+        "logits (accuracy {ours.accuracy:.0%}), there by the nearest prototype "
         "({PFLlib.accuracy:.0%}).",
     ),
     "new_clients": (
