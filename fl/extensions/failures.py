@@ -47,7 +47,7 @@ class Failures(NamedTuple):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether clients can send nothing: those that fail."""
+        """True: clients that fail send nothing."""
         return True
 
     def fails(self, round: int, client: int) -> bool:
