@@ -41,14 +41,14 @@ PARTS = ("data_batch_1", "data_batch_2", "test_batch")
 LEFT = 2500  # characters of a step's output that are kept
 
 TESTS = {
-    "FedMR on graphs": "test_rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-graphs-fedmr",
-    "FedMR as one program": "test_rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-vmap-fedmr",
-    "FeMAM": "test_rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-loop-femam",
-    "FedFA on graphs": "test_rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-graphs-fedfa",
-    "waves of graphs": "test_waves_at_real_size and resnet20",
-    "transformers": "test_a_transformer_trains_on_every_backend",
-    "no step waits": "test_no_step_waits_for_the_device",
-    "batch norm on many streams": "test_batch_norm_in_channels_last_does_not_starve_on_many_streams and float32",
+    "FedMR on graphs": "test_gpu__rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-graphs-fedmr",
+    "FedMR as one program": "test_gpu__rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-vmap-fedmr",
+    "FeMAM": "test_gpu__rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-loop-femam",
+    "FedFA on graphs": "test_gpu__rounds_on_the_gpu_are_rounds_on_the_cpu and resnet20-graphs-fedfa",
+    "waves of graphs": "test_gpu__waves_at_real_size and resnet20",
+    "transformers": "test_gpu__a_transformer_trains_on_every_backend",
+    "no step waits": "no_step_waits_for_the_device",
+    "batch norm on many streams": "test_gpu__batch_norm_in_channels_last_does_not_starve_on_many_streams and float32",
 }
 """What each of the first tests shows, and how pytest chooses it."""
 

@@ -46,7 +46,7 @@ def narrowed():
     return model, *narrow(model, 0.5, example), example
 
 
-def test_a_right_model_is_compared_with_both_and_a_wrong_attribute_is_seen():
+def test_coverage_suites__a_right_model_is_compared_with_both_and_a_wrong_attribute_is_seen():
     assert judges.narrow(CASE, CASE.build(), CASE.example(None)) == ["half", "zeros"]
     model, small, _, example = narrowed()
     used = judges.used(model, example)
@@ -60,7 +60,7 @@ def test_a_right_model_is_compared_with_both_and_a_wrong_attribute_is_seen():
     ("where", "axis"),
     [("embed.weight", 0), ("norm.bias", 0), ("group.weight", 0), ("qkv.weight", 1), ("out.weight", 1)],
 )
-def test_positions_of_one_width_that_do_not_belong_together_are_seen(where, axis):
+def test_coverage_suites__positions_of_one_width_that_do_not_belong_together_are_seen(where, axis):
     model, small, plan, example = narrowed()
     assert zeros.agrees(model, small, plan, example) == (True, "")
     source, size, kept = plan.entries[where][0], state(model)[where].shape[axis], state(small)[where].shape[axis]
@@ -70,7 +70,7 @@ def test_positions_of_one_width_that_do_not_belong_together_are_seen(where, axis
     assert not zeros.agrees(model, small, wrong, example)[0]
 
 
-def test_a_width_that_stays_whole_is_seen():
+def test_coverage_suites__a_width_that_stays_whole_is_seen():
     model, _, _, example = narrowed()
     with pytest.raises(Miss, match=r"embed.weight has shape \(12, 5\), in a model built half as wide \(6, 5\)"):
         judges.check_small(CASE, model, model, example)
@@ -78,7 +78,7 @@ def test_a_width_that_stays_whole_is_seen():
         judges.check_small(Case(CASE.build, CASE.example), model, copy.deepcopy(model), example)
 
 
-def test_the_table_counts_models_for_which_there_is_something_to_do(tmp_path):
+def test_coverage_suites__the_table_counts_models_for_which_there_is_something_to_do(tmp_path):
     rows = [
         {"name": "handwritten:a", "result": {"graft": "ok", "narrow": "ok"}, "compared": {"narrow": ["half"]}},
         {
@@ -93,14 +93,14 @@ def test_the_table_counts_models_for_which_there_is_something_to_do(tmp_path):
     assert lines[-1] == r"| `handwritten:b` | `narrow` | a \| b |"
 
 
-def test_the_page_has_the_tables_of_what_is_stored():
+def test_coverage_suites__the_page_has_the_tables_of_what_is_stored():
     page = Path(__file__).parents[1] / "docs" / "results" / "surgery.md"
     assert coverage_table.tables(coverage_table.RESULTS) in page.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["handwritten", "huggingface"])
-def test_models_run_at_both_widths(suite):
+def test_coverage_suites__models_run_at_both_widths(suite):
     if suite == "huggingface":
         pytest.importorskip("transformers")
     models = importlib.import_module(f"benchmarks.models.{suite}").MODELS
@@ -120,14 +120,14 @@ def test_models_run_at_both_widths(suite):
 
 
 @pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
-def test_an_operation_that_is_right_counts(operation):
+def test_coverage_suites__an_operation_that_is_right_counts(operation):
     torch.manual_seed(0)
     model = CASE.build()
     assert support.JUDGES[operation](CASE, model, CASE.example(model))
 
 
 @pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
-def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatch):
+def test_coverage_suites__an_operation_that_computes_something_else_is_seen(operation, monkeypatch):
     def wrong(models, *arguments, **options):
         found = right(models, *arguments, **options)
         with torch.no_grad():
@@ -143,13 +143,13 @@ def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatc
         support.JUDGES[operation](CASE, model, CASE.example(model))
 
 
-def test_a_model_whose_constructor_takes_no_widths_is_restored_by_its_plan():
+def test_coverage_suites__a_model_whose_constructor_takes_no_widths_is_restored_by_its_plan():
     with pytest.raises(support.PlanOnly):
         support.save(CASE, CASE.build(), CASE.example(None))
 
 
 @pytest.mark.slow
-def test_a_registered_class_is_built_small_from_its_defaults():
+def test_coverage_suites__a_registered_class_is_built_small_from_its_defaults():
     transformers = pytest.importorskip("transformers")
     registry = importlib.import_module("benchmarks.models.registry")
     found = registry.small_config(transformers.LlamaConfig)
@@ -161,7 +161,7 @@ def test_a_registered_class_is_built_small_from_its_defaults():
         assert all(t.isfinite().all() for t in outputs(model, example, registry.logits))
 
 
-def test_registries_are_read_as_wholes():
+def test_coverage_suites__registries_are_read_as_wholes():
     pytest.importorskip("transformers")
     from transformers import AutoModelForCausalLM
 
@@ -172,7 +172,7 @@ def test_registries_are_read_as_wholes():
     assert sum(name.startswith(("torchvision:", "int8:")) for name in names) == len(torchvision.models.list_models())
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+def test_coverage_suites__a_run_goes_on_where_it_was_stopped(tmp_path):
     pytest.importorskip("transformers")  # whose version is stored
     row = {"name": "timm:a", "result": {"narrow": "ok", "graft": "SurgeryError: no"}}
     assert coverage.left(None, ["narrow", "graft"], again=False) == ["narrow", "graft"]
@@ -186,7 +186,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert coverage.stored(file) == {}
 
 
-def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
+def test_coverage_suites__the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
     rows = [
         {"name": "timm:a", "result": {"narrow": "ok", "save": "PlanOnly: its class takes no widths"}},
         {"name": "timm:b", "result": {"narrow": "SurgeryError: no rule for x.1", "prune": "Wrong: other numbers"}},
@@ -210,7 +210,7 @@ def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
     )
 
 
-def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
+def test_coverage_suites__what_stays_whole_or_was_not_compared_is_not_simply_ok():
     note = "2 hidden widths of Net cannot shrink:\n  axis 0 of a.weight (4, 8) stays whole: the order matters"
     row = {"name": "timm:a", "result": dict.fromkeys(["narrow", "prune", "widen", "align"], "ok")}
     row["compared"] = {"narrow": "zeros; 2 of 9 widths whole", "prune": "not compared: x", "align": "found in part: 1"}
@@ -227,7 +227,7 @@ def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
     )
 
 
-def test_a_width_that_stays_whole_is_counted():
+def test_coverage_suites__a_width_that_stays_whole_is_counted():
     class Rolled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -261,7 +261,7 @@ class Residual(nn.Module):
         return x + self.down(self.up(x).relu())
 
 
-def test_a_tower_that_the_example_does_not_run_is_not_grafted():
+def test_coverage_suites__a_tower_that_the_example_does_not_run_is_not_grafted():
     judged = Case(Towers, lambda model: torch.randn(2, 4))
     assert support.graft(judged, Towers(), torch.randn(2, 4)) == "undone"
     stopped = Towers()
@@ -271,7 +271,7 @@ def test_a_tower_that_the_example_does_not_run_is_not_grafted():
 
 
 @pytest.mark.nightly
-def test_the_reason_for_plan_only_names_the_tensor():
+def test_coverage_suites__the_reason_for_plan_only_names_the_tensor():
     pytest.importorskip("transformers")
     bit = case("transformers:BitForImageClassification")
     model = bit.build()
@@ -280,14 +280,14 @@ def test_the_reason_for_plan_only_names_the_tensor():
 
 
 @pytest.mark.slow
-def test_quantized_models_are_refused_with_the_reason():
+def test_coverage_suites__quantized_models_are_refused_with_the_reason():
     quantized = case("int8:quantized_resnet18")
     model = quantized.build()
     with pytest.raises(surgery.SurgeryError, match="quantised weights"):
         support.narrow(quantized, model, quantized.example(model))
 
 
-def test_the_page_of_models_has_the_tables_of_what_is_stored():
+def test_coverage_suites__the_page_of_models_has_the_tables_of_what_is_stored():
     pytest.importorskip("transformers")  # whose classes are listed
     page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
     found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
@@ -296,14 +296,14 @@ def test_the_page_of_models_has_the_tables_of_what_is_stored():
 
 
 @pytest.mark.slow
-def test_the_scale_of_attention_follows_queries_and_not_values():
+def test_coverage_suites__the_scale_of_attention_follows_queries_and_not_values():
     pytest.importorskip("transformers")
     llama = case("transformers:LlamaForCausalLM")
     model = llama.build()
     assert support.prune(llama, model, llama.example(model)) == "zeros"
 
 
-def test_a_width_that_is_read_from_another_ones_size_may_not_run():
+def test_narrow__a_width_that_is_read_from_another_ones_size_may_not_run():
     class Torn(nn.Module):
         """As in EdgeNeXt: attention returns heads of its own size to a shape that the input has."""
 

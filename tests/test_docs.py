@@ -93,7 +93,7 @@ LONG = ("docs/guides/surgery.md", "docs/guides/levels.md", "docs/guides/method.m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", some(WITH_PYTHON, [page for page in WITH_PYTHON if page not in LONG]))
-def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path):
+def test_docs__python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path):
     """The blocks of a page share their names, from top to bottom."""
     monkeypatch.chdir(tmp_path)
     if re.search(r"^from flwr", PAGES[page], flags=re.MULTILINE):
@@ -122,7 +122,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize("code", ALONE)
-def test_a_file_of_the_users_own_imports_all_that_it_names(code, registered, monkeypatch):
+def test_docs__a_file_of_the_users_own_imports_all_that_it_names(code, registered, monkeypatch):
     """A partition or a method is pasted into a file alone."""
     monkeypatch.setitem(sys.modules, "page", module := types.ModuleType("page"))
     exec(code, vars(module))
@@ -157,7 +157,7 @@ def assert_sound(name):
 
 
 @pytest.mark.nightly
-def test_a_method_is_one_file(tmp_path):
+def test_docs__a_method_is_one_file(tmp_path):
     """The guide's, put where it says, and run as it says."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl")
     guide = PAGES["docs/guides/method.md"]
@@ -172,7 +172,7 @@ def test_a_method_is_one_file(tmp_path):
 # What pages name
 
 
-def test_the_readme_is_short_and_has_the_two_commands():
+def test_docs__the_readme_is_short_and_has_the_two_commands():
     lines = PAGES["README.md"].splitlines()
     assert len(lines) <= 200
     assert {"pip install -e . && python -m fl.run", "pip install -e '.[dev]' && pytest"} <= {*lines}
@@ -186,7 +186,7 @@ def anchors(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_paths_lead_somewhere(page):
+def test_docs__links_and_paths_lead_somewhere(page):
     text = PAGES[page]
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
         path = ((ROOT / page).parent / target).resolve() if target else ROOT / page
@@ -197,7 +197,7 @@ def test_links_and_paths_lead_somewhere(page):
         assert any(example in target for example in EXAMPLES) or (ROOT / target).exists(), target
 
 
-def test_the_site_has_every_page():
+def test_docs__the_site_has_every_page():
     def leaves(part):
         if isinstance(part, str):
             return {part}
@@ -223,7 +223,7 @@ def gallery(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
+def test_docs__the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
     scripts, cache = tmp_path / "scripts", tmp_path / "cache"
     texts, files = gallery.pages(scripts, cache)
     page = texts["gallery/zoo_bars.md"]
@@ -242,7 +242,7 @@ def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gallery, tmp_path):
+def test_docs__the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gallery, tmp_path):
     scripts, cache = tmp_path / "scripts", tmp_path / "cache"
     kept = gallery.results(scripts, cache)["zoo_bars"]
     (kept / "output.txt").write_text("kept")
@@ -261,7 +261,7 @@ def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gal
 
 
 @pytest.mark.nightly
-def test_notebooks_run_from_top_to_bottom(tmp_path, monkeypatch):
+def test_docs__notebooks_run_from_top_to_bottom(tmp_path, monkeypatch):
     pytest.importorskip("nbconvert", reason="needs pip install -e '.[docs]'")
     monkeypatch.syspath_prepend(ROOT / "docs/hooks")
     texts, files = runpy.run_path(str(ROOT / "docs/hooks/notebooks.py"))["pages"](cache=tmp_path)
@@ -278,7 +278,7 @@ def test_notebooks_run_from_top_to_bottom(tmp_path, monkeypatch):
         assert f"]({name.split('/')[1]})" in shrink + federated
 
 
-def test_notebooks_hold_no_outputs_and_link_to_pages():
+def test_docs__notebooks_hold_no_outputs_and_link_to_pages():
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
@@ -290,7 +290,7 @@ def test_notebooks_hold_no_outputs_and_link_to_pages():
 
 
 @pytest.mark.slow
-def test_settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
+def test_docs__settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs/hooks")
     page = runpy.run_path(str(ROOT / "docs/hooks/settings.py"))["sections"](tmp_path)
     parts = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
@@ -300,21 +300,21 @@ def test_settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("package", [surgery, zoo, fl], ids=lambda package: package.__name__)
-def test_the_reference_has_all_that_a_package_exports(package):
+def test_docs__the_reference_has_all_that_a_package_exports(package):
     page = PAGES[f"docs/reference/{package.__name__}.md"]
     documented = re.findall(rf"^::: {package.__name__}\.(?:\w+\.)*(\w+)$", page, flags=re.MULTILINE)
     assert set(package.__all__) <= set(documented)
 
 
 @pytest.mark.parametrize("package", [surgery, fl], ids=lambda package: package.__name__)
-def test_one_page_tells_all_of_a_package(package):
+def test_docs__one_page_tells_all_of_a_package(package):
     """Every public name is explained, at most 1,200 words are read."""
     page = PAGES[f"docs/explanation/all-of-{package.__name__}.md"]
     assert {name for name in package.__all__ if not re.search(rf"`{name}\b", prose(page))} == set()
     assert len(page.split()) <= 1200
 
 
-def test_every_promise_has_its_test():
+def test_docs__every_promise_has_its_test():
     """The sentences of the page name tests that there are."""
     page = PAGES["docs/explanation/promises.md"]
     rows = [
@@ -325,7 +325,7 @@ def test_every_promise_has_its_test():
     assert [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()] == []
 
 
-def test_the_page_of_methods_has_a_row_of_each():
+def test_docs__the_page_of_methods_has_a_row_of_each():
     made = runpy.run_path(str(ROOT / "docs/methods.py"))
     page = PAGES["docs/explanation/methods.md"]
     assert made["tables"]() in page, "make it again: python docs/methods.py"
@@ -333,7 +333,7 @@ def test_the_page_of_methods_has_a_row_of_each():
         assert len(re.findall(rf"^\| \[.*algorithms/{name}\.py\) \|", page, flags=re.MULTILINE)) == 1
 
 
-def test_every_picture_is_made_and_shown():
+def test_docs__every_picture_is_made_and_shown():
     files = {path.stem for path in (ROOT / "docs/images").iterdir()}
     shown = {name for text in PAGES.values() for name in re.findall(r"images/([\w.-]+)\.png\)", text)}
     assert files == set(PICTURES) == shown
@@ -393,7 +393,7 @@ def main_of(name):
         for w, page in EVERY.items()
     ],
 )
-def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatch):
+def test_docs__commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatch):
     """Settings of runs pass their checks; other commands end when their arguments are parsed."""
 
     def ending(parser):
@@ -472,7 +472,7 @@ CONSOLES = [
 
 
 @pytest.mark.parametrize("block", CONSOLES)
-def test_short_commands_print_what_the_page_says(block, tmp_path, monkeypatch, capsys):
+def test_docs__short_commands_print_what_the_page_says(block, tmp_path, monkeypatch, capsys):
     line, _, output = block.code.partition("\n")
     ((_, _, module, *arguments),) = split(line.removeprefix("$ "))
     monkeypatch.chdir(tmp_path)
@@ -492,7 +492,7 @@ TARGETS = {"0.9": "0.15"}
 @pytest.mark.slow
 @pytest.mark.drawn
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/guides/resume.md", "docs/guides/secure.md"])
-def test_commands_run(page, tmp_path, monkeypatch, capsys):
+def test_docs__commands_run(page, tmp_path, monkeypatch, capsys):
     """One after another; each prints the table heads, and says where it left the files, as the page shows it."""
     monkeypatch.chdir(tmp_path)
     for words in commands(PAGES[page]):
@@ -508,7 +508,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.nightly
-def test_the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
+def test_docs__the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
     """The page's commands, with two rounds each, on the notes that its code writes."""
     monkeypatch.chdir(tmp_path)
     page, scope = PAGES["docs/guides/hospitals.md"], {}
@@ -526,7 +526,7 @@ def test_the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.nightly
 @pytest.mark.drawn
-def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
+def test_docs__the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
     """As the page trains it, up to what another kind of processor rounds; the last column, seconds, is of a machine."""
     monkeypatch.chdir(tmp_path)
     page = PAGES["docs/tutorial.md"]
@@ -552,7 +552,7 @@ def assert_similar(printed, shown):
 
 
 @pytest.mark.slow
-def test_the_readmes_methods_print_its_table(tmp_path, monkeypatch, capsys):
+def test_docs__the_readmes_methods_print_its_table(tmp_path, monkeypatch, capsys):
     """Up to what another kind of processor rounds; the last column, seconds, is of a machine."""
     monkeypatch.chdir(tmp_path)
     (code,) = [block.code for block in blocks(PAGES["README.md"], "python") if "simulate_all" in block.code]
@@ -564,7 +564,7 @@ def test_the_readmes_methods_print_its_table(tmp_path, monkeypatch, capsys):
 # tables of stored results
 
 
-def test_what_others_can():
+def test_docs__what_others_can():
     from benchmarks import others
 
     stored = json.loads((RESULTS / "others.json").read_text())
@@ -574,7 +574,7 @@ def test_what_others_can():
     check_sentences(others.sentences(stored), others.marked)
 
 
-def test_jobs_beside_other_tools(monkeypatch):
+def test_docs__jobs_beside_other_tools(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     jobs, others = (importlib.import_module(f"benchmarks.{name}") for name in ("jobs", "others"))
     stored = json.loads((RESULTS / "jobs.json").read_text())
@@ -591,7 +591,7 @@ def check_sentences(sentences, marked):
         assert " ".join(after.split("\n\n")[0].split()) == text
 
 
-def test_launches_before_and_after(monkeypatch):
+def test_docs__launches_before_and_after(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     before, after = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("launches-before", "launches"))
     heads, _, *rows = importlib.import_module("launches").compare(before["rows"], after["rows"]).splitlines()
@@ -607,7 +607,7 @@ def test_launches_before_and_after(monkeypatch):
         ("docs/results/index.md", "momentum0.5"),
     ],
 )
-def test_fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page, setting):
+def test_docs__fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page, setting):
     assert "last ten" in PAGES[page]
     for method in ("fedmr", "fedavg"):
         runs = sorted((RESULTS / "fashion-mnist-rivals" / setting).glob(f"{method}-seed*.csv"))
@@ -615,7 +615,7 @@ def test_fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page
         assert f"{100 * sum(sum(each[-10:]) / 10 for each in rows) / len(rows):.1f}%" in PAGES[page]
 
 
-def test_the_readmes_results_are_those_of_the_pages():
+def test_docs__the_readmes_results_are_those_of_the_pages():
     """Every number of its table stands on the page that the row leads to, or in the overview of these pages."""
     rows = re.findall(r"^\| \[.*\]\((docs/results/\w+\.md)\) \|(.*)\|.*\|$", PAGES["README.md"], flags=re.MULTILINE)
     assert len(rows) == 6
@@ -627,7 +627,7 @@ def test_the_readmes_results_are_those_of_the_pages():
             assert value in papers or value in rounded or page.endswith(("surgery.md", "engine.md")), (page, value)
 
 
-def test_the_times_of_widths(monkeypatch, capsys):
+def test_docs__the_times_of_widths(monkeypatch, capsys):
     pytest.importorskip("torch_pruning")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     runpy.run_path(str(ROOT / "benchmarks/width_speed.py"))["table"]()
@@ -635,7 +635,7 @@ def test_the_times_of_widths(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_barriers(monkeypatch):
+def test_docs__the_barriers(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     alignment = runpy.run_path(str(ROOT / "benchmarks/alignment.py"))
     rows = json.loads((RESULTS / "alignment-cpu.json").read_text())["rows"]
@@ -646,7 +646,7 @@ def test_the_barriers(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["narrow", "plan", "permute", "align", "widen", "deepen", "merge", "files", "informed"]
 )
-def test_claims_of_ours_hold(name):
+def test_docs__claims_of_ours_hold(name):
     from benchmarks import others
 
     others.CLAIMS[f"ours_{name}"]()

@@ -61,7 +61,7 @@ def is_public(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_short_and_says_what_it_shows(name):
+def test_gallery__a_script_is_short_and_says_what_it_shows(name):
     code = SCRIPTS[name]
     title, blank, *text = ast.get_docstring(ast.parse(code)).split("\n")
     assert len(code.splitlines()) <= 30
@@ -73,7 +73,7 @@ def test_a_script_is_short_and_says_what_it_shows(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_imports_public_names_only(name):
+def test_gallery__a_script_imports_public_names_only(name):
     aliases, used = names(SCRIPTS[name])
     modules = {module.partition(".")[0] for module in aliases.values()}
     assert modules <= OURS | OTHERS | sys.stdlib_module_names
@@ -81,11 +81,11 @@ def test_a_script_imports_public_names_only(name):
     assert [one for one in ours if not is_public(one)] == []
 
 
-def test_there_are_enough_scripts():
+def test_gallery__there_are_enough_scripts():
     assert len(SCRIPTS) >= 24
 
 
-def test_every_public_name_is_shown_by_some_script():
+def test_gallery__every_public_name_is_shown_by_some_script():
     used = set().union(*(names(code)[1] for code in SCRIPTS.values()))
     used |= {name for code in SCRIPTS.values() for name in names(code)[0].values()}
     public = {f"{package.__name__}.{name}" for package in (surgery, fl) for name in package.__all__}
@@ -95,7 +95,7 @@ def test_every_public_name_is_shown_by_some_script():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAST)  # all of them run when the site is built
-def test_a_script_runs_and_leaves_a_figure_open(name, tmp_path):
+def test_gallery__a_script_runs_and_leaves_a_figure_open(name, tmp_path):
     settings = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RUN, str(ROOT / f"gallery/{name}.py")]
     done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300)

@@ -34,7 +34,7 @@ print(*sorted({"sklearn", "scipy", "pandas", "sympy", "torch._dynamo", "torch._i
 """
 
 
-def test_packages_and_the_default_run_load_what_they_always_need_alone(tmp_path):
+def test_imports__packages_and_the_default_run_load_what_they_always_need_alone(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), *ABSENT]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     loaded = json.loads(printed[0])

@@ -79,7 +79,7 @@ def room(name: str) -> str | None:
     return parts[1]
 
 
-def test_packages_and_rooms_import_in_one_direction():
+def test_layout__packages_and_rooms_import_in_one_direction():
     for name in FILES:
         package, here = name.split(".")[0], room(name)
         for other, line in imported(name):
@@ -93,7 +93,7 @@ def test_packages_and_rooms_import_in_one_direction():
                 assert ROOMS.index(there) <= ROOMS.index(here), message
 
 
-def test_pages_name_every_room_and_no_file_that_is_not_there():
+def test_layout__pages_name_every_room_and_no_file_that_is_not_there():
     tops = ("surgery", "zoo", "fl", "tests", "benchmarks", "docs")
     there = {path.name for top in tops for path in ROOT.glob(f"{top}/**/*.py")}
     for page in ("docs/explanation/layout.md", "CONTRIBUTING.md"):
@@ -104,19 +104,19 @@ def test_pages_name_every_room_and_no_file_that_is_not_there():
     assert not [path.parent.name for path in ROOT.glob("surgery/*/__init__.py") if f"{path.parent.name}/" not in text]
 
 
-def test_all_of_fl_lies_in_rooms_or_is_a_command():
+def test_layout__all_of_fl_lies_in_rooms_or_is_a_command():
     inside = {path.name for path in (ROOT / "fl").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert inside == set(ROOMS)
     for file in (ROOT / "fl").glob("*.py"):
         assert file.name == "__init__.py" or "__main__" in file.read_text(), f"{file.name} is no command"
 
 
-def test_imports_go_in_no_circle():
+def test_layout__imports_go_in_no_circle():
     assert len(FILES) > 100
     TopologicalSorter({name: {other for other, _ in imported(name)} for name in FILES}).prepare()  # raises CycleError
 
 
-def test_only_figures_draw():
+def test_layout__only_figures_draw():
     for name, file in FILES.items():
         if name.split(".")[0] == "fl" and re.search(r"^ *(from|import) matplotlib\b", file.read_text(), re.MULTILINE):
             assert room(name) == "figures", name
@@ -126,7 +126,7 @@ PRIVATE = {"_version", "_cdata", "_pytree", "_python_dispatch", "_NormBase"}
 """Of torch, whatever they are taken from; all that begins with torch._ counts as well."""
 
 
-def test_what_torch_keeps_private_is_taken_in_one_place():
+def test_layout__what_torch_keeps_private_is_taken_in_one_place():
     for name in [name for name in FILES if name.split(".")[0] == "fl" and name != "fl.base.torch_private"]:
         for node in ast.walk(ast.parse(FILES[name].read_text())):
             words = []
@@ -141,7 +141,7 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
         assert not re.search(r"\b(_pytree|_python_dispatch)\b", FILES[name].read_text()), name
 
 
-def test_every_error_has_a_code_and_the_reference_lists_all():
+def test_layout__every_error_has_a_code_and_the_reference_lists_all():
     """Also classes derived from SurgeryError; codes that are no constant are those of other errors."""
     for package, kinds, codes in (
         ("surgery", {"SurgeryError", "Unreachable", "RuleError"}, get_args(surgery.errors.Code)),
@@ -170,7 +170,7 @@ def documented(body: list[ast.stmt]):
             yield from documented(node.body if isinstance(node, ast.ClassDef) else [])
 
 
-def test_the_first_line_of_a_docstring_stands_alone():
+def test_layout__the_first_line_of_a_docstring_stands_alone():
     """Editors, the reference and --help show it without the rest."""
     checked = 0
     for name, file in FILES.items():
@@ -182,7 +182,7 @@ def test_the_first_line_of_a_docstring_stands_alone():
     assert checked > 1000
 
 
-def test_nothing_lies_at_the_root_that_does_not_belong_there():
+def test_layout__nothing_lies_at_the_root_that_does_not_belong_there():
     """What a program under test leaves in the working directory is soon committed with all else."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
@@ -220,7 +220,7 @@ NAMED = {  # files of the core that name an extension, and why
 }
 
 
-def test_the_core_of_fl_names_no_extension():
+def test_layout__the_core_of_fl_names_no_extension():
     """They wrap it; where a file has to name one, the seam is wrong, or it is here with a reason."""
     names = {file.stem for file in (ROOT / "fl/extensions").glob("[a-z]*.py")} - {"trimmed"} | {"remote", "adapters?"}
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b", re.IGNORECASE)

@@ -62,7 +62,7 @@ def refuses(call, a, b):
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_two_devices_in_one_operation(name):
+def test_pretend_gpu__two_devices_in_one_operation(name):
     """What torch's own fake tensors refuse is refused (they let some things pass that CUDA does not)."""
     with FakeTensorMode():
         fake = refuses(MIXED[name], torch.zeros(3, 3, device="cuda"), torch.zeros(3, 3))
@@ -72,7 +72,7 @@ def test_two_devices_in_one_operation(name):
 
 
 @pytest.mark.parametrize("name", [*WAITING, *NOT_WAITING])
-def test_what_waits_for_the_device_is_counted(gpu, name):
+def test_pretend_gpu__what_waits_for_the_device_is_counted(gpu, name):
     x = torch.zeros(3, 3).to("cuda")
     with gpu.watch() as seen:
         (WAITING | NOT_WAITING)[name](x)
@@ -86,7 +86,7 @@ def captured(step):
     return graph
 
 
-def test_what_a_capture_does_not_allow(gpu):
+def test_pretend_gpu__what_a_capture_does_not_allow(gpu):
     x, host = torch.ones(3).to("cuda"), torch.ones(3)
     for step in (
         lambda: x.sum().item(),
@@ -100,7 +100,7 @@ def test_what_a_capture_does_not_allow(gpu):
         x.numpy()
 
 
-def test_a_graph_does_not_keep_its_inputs_alive(gpu):
+def test_pretend_gpu__a_graph_does_not_keep_its_inputs_alive(gpu):
     y, inputs = torch.zeros(3).to("cuda"), [torch.ones(3).to("cuda")]
     graph = captured(lambda: y.add_(inputs[0]))
     graph.replay()

@@ -38,30 +38,30 @@ def run(tmp_path, monkeypatch):
     ALGORITHMS.update(before)
 
 
-def test_examples_are_short():
+def test_programs__examples_are_short():
     lengths = [len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")]
     assert len(lengths) == 4
     assert max(lengths) <= 25
 
 
-def test_images_without_arguments_say_what_to_give(run):
+def test_programs__images_without_arguments_say_what_to_give(run):
     with pytest.raises(SystemExit, match=r"python examples/images\.py FOLDER WEIGHTS"):
         run("images.py")
 
 
 @pytest.mark.slow
-def test_a_table(run):
+def test_programs__a_table(run):
     assert run("table.py")["summary"]["final"]["accuracy"] > 0.9
 
 
 @pytest.mark.slow
-def test_a_method(run, tmp_path):
+def test_programs__a_method(run, tmp_path):
     assert run("method.py")["summary"]["final"]["accuracy"] > 0.8
     assert len(list(csv.DictReader((tmp_path / "runs/careful/metrics.csv").open()))) == 10
 
 
 @pytest.mark.slow
-def test_a_search_with_optuna(run, tmp_path):
+def test_programs__a_search_with_optuna(run, tmp_path):
     pytest.importorskip("optuna", reason="optuna is not installed")
     study = run("optuna_search.py")["study"]
     states = [trial.state.name for trial in study.trials]
@@ -73,7 +73,7 @@ def test_a_search_with_optuna(run, tmp_path):
 
 
 @pytest.mark.nightly
-def test_images(run, tmp_path):
+def test_programs__images(run, tmp_path):
     digits = load("digits")
     for part, (x, y) in {"train": (digits.x[:300], digits.y[:300]), "test": (digits.test_x, digits.test_y)}.items():
         for k, (image, label) in enumerate(zip(x[:, 0], y.tolist())):
@@ -91,13 +91,13 @@ def test_images(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["tset"], []])
-def test_what_the_gpu_script_does_not_know_is_an_error(arguments):
+def test_programs__what_the_gpu_script_does_not_know_is_an_error(arguments):
     done = subprocess.run(["bash", GPU, *arguments], capture_output=True, text=True)
     assert done.returncode == 2
     assert "What waits for a GPU" in done.stdout
 
 
-def test_steps_that_take_too_long_are_ended_and_the_others_go_on(monkeypatch):
+def test_programs__steps_that_take_too_long_are_ended_and_the_others_go_on(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = importlib.import_module("gpu")
     commands = {"sleeps": "import time; time.sleep(60)", "tests": "print('3 passed, 1 failed in 2s'); exit(1)"}
@@ -108,7 +108,7 @@ def test_steps_that_take_too_long_are_ended_and_the_others_go_on(monkeypatch):
     assert failed["tests"] == {"passed": 3, "failed": 1}
 
 
-def test_a_backend_is_admitted_by_its_first_round(tmp_path, monkeypatch):
+def test_programs__a_backend_is_admitted_by_its_first_round(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = importlib.import_module("gpu")
     assert gpu.admitted_backend(tmp_path, "cuda") == "loop"
@@ -120,7 +120,7 @@ def test_a_backend_is_admitted_by_its_first_round(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_the_gpu_scripts_first_tests_are_there(monkeypatch):
+def test_programs__the_gpu_scripts_first_tests_are_there(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = importlib.import_module("gpu")
     command = gpu.pytest_command("cuda", "--collect-only", "-q", "-p", "no:xdist")
@@ -132,7 +132,7 @@ def test_the_gpu_scripts_first_tests_are_there(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_the_plain_loop_of_peers_trains_the_same_model(tmp_path):
+def test_programs__the_plain_loop_of_peers_trains_the_same_model(tmp_path):
     command = ["benchmarks/peers.py", "--quick", "--settings", "B", "--device", "cpu", "--data-root", "none"]
     subprocess.run([sys.executable, *command, "--backend", "loop", "--out", tmp_path], cwd=ROOT, check=True)
     result = json.loads((tmp_path / "peers-cpu-quick.json").read_text())
@@ -143,7 +143,7 @@ def test_the_plain_loop_of_peers_trains_the_same_model(tmp_path):
     assert plain["ratio"] > 0
 
 
-def test_clients_of_mapped_files_are_those_of_memory(tmp_path, monkeypatch):
+def test_programs__clients_of_mapped_files_are_those_of_memory(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     worker = importlib.import_module("sides.worker")
     x, y = torch.arange(6 * 4, dtype=torch.uint8).view(6, 1, 2, 2), torch.arange(6)
@@ -160,7 +160,7 @@ def test_clients_of_mapped_files_are_those_of_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_the_memory_of_a_population_is_measured(tmp_path):
+def test_programs__the_memory_of_a_population_is_measured(tmp_path):
     command = ["benchmarks/population.py", "--memory", "--quick", "--out", tmp_path]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     (row,) = json.loads((tmp_path / "population-memory-cpu-quick.json").read_text())["rows"]

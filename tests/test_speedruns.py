@@ -28,7 +28,7 @@ def speedrun(name):
 
 
 @pytest.mark.slow
-def test_fedmr_is_the_library_bit_for_bit(tmp_path, capsys):
+def test_fedmr__is_the_library_bit_for_bit(tmp_path, capsys):
     """Partition, weights, sampling, batches, training, recombination, mean and test of the default run."""
     one_file = speedrun("fedmr")
     one_file.ROUNDS = 3
@@ -44,7 +44,7 @@ def test_fedmr_is_the_library_bit_for_bit(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
+def test_femam__has_the_accuracies_of_the_library(tmp_path, capsys):
     """Groups, levels, residuals, clusters, pruning: in every round, but for single samples that rounding decides."""
     one_file = speedrun("femam")
     one_file.ROUNDS = (30, 6, 6, 4)
@@ -63,7 +63,7 @@ def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", some([0, 1], [0]))
-def test_fedfa_is_the_library_but_for_rounding(seed, tmp_path):
+def test_fedfa__is_the_library_but_for_rounding(seed, tmp_path):
     """Which part each client gets, its training, grafting, scaling and the mean over those who have a weight."""
     one_file = speedrun("fedfa")
     one_file.ROUNDS, one_file.EPOCHS, one_file.SEED = (
@@ -84,7 +84,7 @@ def test_fedfa_is_the_library_but_for_rounding(seed, tmp_path):
         torch.testing.assert_close(found[name].cpu(), tensor.detach(), atol=2e-4, rtol=2e-4)
 
 
-def test_speedruns_are_files_of_their_own():
+def test_speedruns__are_files_of_their_own():
     """They import nothing of this repository, and are short."""
     for path in (ROOT / "speedruns").glob("*.py"):
         lines = path.read_text().splitlines()
@@ -94,7 +94,7 @@ def test_speedruns_are_files_of_their_own():
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit"])
-def test_axes_narrows_as_the_library_does(name):
+def test_narrow__axes_narrows_as_the_library_does(name):
     """The same positions of every tensor, and the same outputs."""
     axes, image = speedrun("axes"), torch.randn(2, 3, 32, 32)
     if name == "resnet":
@@ -112,7 +112,7 @@ def test_axes_narrows_as_the_library_does(name):
     torch.testing.assert_close(small.eval()(image), expected.eval()(image))
 
 
-def test_axes_keeps_what_it_does_not_know():
+def test_speedruns__axes_keeps_what_it_does_not_know():
     """An operation without a rule fixes all that it touches, and a model of one is as it was."""
 
     class Sorted(torch.nn.Sequential):

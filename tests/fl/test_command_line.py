@@ -34,12 +34,12 @@ def printed(capsys, *argv):
     return capsys.readouterr().out
 
 
-def test_surgery_has_at_most_forty_public_names():
+def test_command_line__surgery_has_at_most_forty_public_names():
     assert len(surgery.__all__) <= 40
     assert all(getattr(surgery, name) is not None for name in surgery.__all__)
 
 
-def test_every_command_is_in_the_table():
+def test_command_line__every_command_is_in_the_table():
     files = {*(ROOT / "fl").glob("*.py"), *(ROOT / "fl").glob("*/**/__main__.py")}
     modules = {
         ".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file != ROOT / "fl/__main__.py"
@@ -47,14 +47,14 @@ def test_every_command_is_in_the_table():
     assert {module for module, _ in cli.commands().values()} == modules | {"surgery.__main__", "zoo.__main__"}
 
 
-def test_the_version_is_that_of_the_installed_package(capsys):
+def test_command_line__the_version_is_that_of_the_installed_package(capsys):
     assert fl.__version__ == surgery.__version__ == zoo.__version__
     assert printed(capsys, "--version") == f"layer-surgery {fl.__version__}\n"
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"layer-surgery": f"{cli.main.__module__}:{cli.main.__name__}"}
 
 
-def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
+def test_commands__are_called_as_the_user_called_them(capsys, monkeypatch):
     shown = printed(capsys)
     assert "python -m fl.run   " in shown
     assert "python -m zoo   " in shown
@@ -85,7 +85,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
         ("--seeds 0,1", ""),
     ],
 )  # fmt: skip
-def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
+def test_command_line__the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
     experiment = parse(shlex.split(flags)).experiment
     found = [line for line in advice(experiment, Path("runs/a")).split("\n") if line.startswith("compare ")]
     assert len(found) == bool(methods)
@@ -96,7 +96,7 @@ def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, me
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkeypatch):
+def test_command_line__lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     text = printed(capsys, "run", "--help", "all")
     flags = {one.flag for one in Config().settings()} - {"seed"}
@@ -112,7 +112,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
 
 
 @pytest.mark.parametrize("name", sorted(set(cli.commands()) - {"deploy", "surgery", "zoo"}))
-def test_help_begins_with_what_a_command_does(name, capsys):
+def test_command_line__help_begins_with_what_a_command_does(name, capsys):
     usage, about, *_ = printed(capsys, name, "--help").split("\n\n")
     assert usage.startswith("usage: ")
     assert len(about) < 600
@@ -135,14 +135,14 @@ def test_help_begins_with_what_a_command_does(name, capsys):
         (["--lr", "wrong"], "--fedmr.segment-fraction", "--femam.window"),
     ],
 )
-def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):
+def test_command_line__help_shows_what_the_command_reads(argv, shown, hidden, capsys):
     words = printed(capsys, "run", *argv, "--help").split("recipes")[0].split()
     assert set(shown.split()) <= {word.rstrip(",") for word in words}
     assert not set(hidden.split()) & {word.rstrip(",") for word in words}
 
 
 @pytest.mark.slow
-def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
+def test_command_line__settings_come_from_a_file_and_flags_override_them(tmp_path):
     experiment = Experiment.of(algorithms="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"
     path.write_text(experiment.to_yaml())
@@ -170,7 +170,7 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
         ("rounds: 7\n", ["digits"], "--config"),
     ],
 )
-def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
+def test_command_line__what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
     path = tmp_path / "mine.yaml"
     if isinstance(text, Path):
         path.symlink_to(text)
@@ -180,7 +180,7 @@ def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
         parse([*flags, "--config", str(path)])
 
 
-def test_a_plus_is_written_as_in_papers(capsys):
+def test_command_line__a_plus_is_written_as_in_papers(capsys):
     assert parse(["--algorithm", "fedavg+,fesem+"]).experiment.algorithms == ("fedavg_plus", "fesem_plus")
     assert Config.from_yaml("algorithm: [fesem+]") == Config.of(algorithm="fesem_plus")
     with pytest.raises(FLError, match=r"--algorithm.*'fedmr_plus'"):
@@ -188,7 +188,7 @@ def test_a_plus_is_written_as_in_papers(capsys):
 
 
 @pytest.mark.slow
-def test_samples_are_held_out_for_a_method_that_validates(caplog):
+def test_command_line__samples_are_held_out_for_a_method_that_validates(caplog):
     said = "femam validates on samples that clients hold out: --local-valid 0.1 is taken"
     fed, _ = fl.build(Config.of(algorithm="femam", width=0.1))
     assert fed.clients.valid.sizes.min() > 0

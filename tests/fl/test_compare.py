@@ -34,7 +34,7 @@ def fake_run(folder, accuracies, **settings):
 
 
 @pytest.mark.drawn
-def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
+def test_compare__runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
     """Those of one command in its order of methods."""
     (tmp_path / "config.yaml").write_text(Experiment.of(algorithms=("fedmr", "fedavg")).to_yaml())
     fake_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", seed=0)
@@ -53,7 +53,7 @@ def found(*folders):
     return groups.group(groups.find_runs(folders))
 
 
-def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
+def test_compare__the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.1, 0.9, *[last] * 9], algorithm="fedavg", seed=seed)
     (row,) = groups.table(found(tmp_path)).splitlines()[1:]
@@ -63,7 +63,7 @@ def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
 
 
 @pytest.mark.parametrize(("sent", "heading", "traffic"), [(4e4, "kB", "40.00"), (4e6, "MB", "4.00")])
-def test_small_traffic_is_in_kilobytes(tmp_path, sent, heading, traffic):
+def test_compare__small_traffic_is_in_kilobytes(tmp_path, sent, heading, traffic):
     row = {"accuracy": 0.5, "f1": 0.5, "loss": 2.0, "bytes_down": sent, "bytes_up": 0}
     left_by(tmp_path / "a", [row], algorithm="fedavg", clients=4, participants=4)
     for text in (groups.table(found(tmp_path)), groups.target_table(found(tmp_path), 0.5)):
@@ -72,7 +72,7 @@ def test_small_traffic_is_in_kilobytes(tmp_path, sent, heading, traffic):
 
 
 @pytest.mark.drawn
-def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
+def test_compare__what_cannot_be_compared_is_refused(tmp_path, capsys):
     run, out = fake_run(tmp_path / "a", [0.5]), str(tmp_path / "f.png")
     for against, lacking in (("traffic", "bytes"), ("macs", "macs")):
         assert compare.main([str(run), "--out", out, "--against", against]) == 2
@@ -105,7 +105,7 @@ def drawn(monkeypatch):
     return figures
 
 
-def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, drawn):
+def test_compare__clients_own_data_count_in_the_round_that_validation_selects(tmp_path, drawn):
     for seed, chosen in enumerate((0.5, 0.7)):
         own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm="fedavg", seed=seed)
     own_run(tmp_path / "b", [0.3], [1.0], algorithm="fedprox")
@@ -131,7 +131,7 @@ def cells(line):
     return re.split(" {2,}", line)
 
 
-def test_costs_are_those_of_the_whole_run(tmp_path):
+def test_compare__costs_are_those_of_the_whole_run(tmp_path):
     """Of all rounds, evaluated or not; megabytes of a client of the whole population, with what peers sent it."""
     quarter = {"clients": 20, "participants": 5}
     for seed in (0, 1):
@@ -151,7 +151,7 @@ def traffic(down, up, level=None, peers=None):
     return {key: value for key, value in more.items() if value is not None}
 
 
-def test_curves_against_traffic_and_time(tmp_path, drawn):
+def test_compare__curves_against_traffic_and_time(tmp_path, drawn):
     """Megabytes of a client of the whole population; seeds are averaged round by round in both directions."""
     silent, half = [traffic(0.0, 0.0)] * 2, {"clients": 20, "participants": 10}
     for seed, up in enumerate((1e6, 3e6)):
@@ -184,7 +184,7 @@ def marks(axis):
 
 
 @pytest.mark.slow
-def test_new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(tmp_path, drawn):
+def test_compare__new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(tmp_path, drawn):
     """The last level of femam trains what no one sends."""
     more = [traffic(1e6, 1e6, level) for level in (1, 1, 2, 2)] + [traffic(0.0, 0.0, 3)]
     folder = own_run(tmp_path / "a", [0.1, 0.1, 0.1, 0.1, 0.6], [1.0] * 5, more, participants=20)
@@ -217,7 +217,7 @@ def mac_run(folder, accuracies, macs=2e12, **settings):
 
 
 @pytest.mark.slow
-def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
+def test_compare__a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     """Up to the first round that was evaluated and had it, also if it was lost again."""
     compare.compare([mac_run(tmp_path / "a0", [0.1, 0.7, 0.3])], tmp_path / "f.png", "macs")
     assert drawn[0].axes[0].lines[0].get_xdata().tolist() == pytest.approx([4, 12, 24])  # 2 clients, 2, 4 and 6 each
@@ -244,7 +244,7 @@ def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     assert [cells(line)[4] for line in few.splitlines()[2:]] == ["GMAC", "0.20"]
 
 
-def test_a_target_above_one_is_a_perplexity(tmp_path):
+def test_compare__a_target_above_one_is_a_perplexity(tmp_path):
     row = {"accuracy": 0.1, "loss": 1.0}
     rows = [row | {"perplexity": one, "models_perplexity": one + 5} for one in (90.0, 50.0, 40.0)]
     folder = left_by(tmp_path / "a", rows, dataset="pydoc", model="transformer", partition="iid")
@@ -258,7 +258,7 @@ def test_a_target_above_one_is_a_perplexity(tmp_path):
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 
-def test_local_accuracy_and_epsilon_have_columns(tmp_path, drawn):
+def test_compare__local_accuracy_and_epsilon_have_columns(tmp_path, drawn):
     """The last that was measured; epsilon's also where some runs have none."""
     spent = {"epsilon": 0.5, "update_clip": 0.1}
     more = [{"models_own_accuracy": 0.25, **spent}, {"models_own_accuracy": 0.75}, {}]
@@ -274,7 +274,7 @@ def test_local_accuracy_and_epsilon_have_columns(tmp_path, drawn):
     assert "local" not in compare.compare([tmp_path], tmp_path / "f.png")
 
 
-def test_labels_name_what_differs_and_was_given(tmp_path):
+def test_compare__labels_name_what_differs_and_was_given(tmp_path):
     """As the flags are written; architectures only of methods whose clients may differ in them."""
     few, many = ArchitectureOptions(widths=(0.5,)), ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
     for name, settings in {

@@ -177,7 +177,7 @@ def moves(name, part):
     return of_clients or part in ("gradients", "momentum", "variance", "velocity", "control", "h")
 
 
-def test_every_model_begins_with_the_module_and_what_is_frozen_stays(name):
+def test_contract__every_model_begins_with_the_module_and_what_is_frozen_stays(name):
     fed, _, history = played(name)
     start = fed.initial()
     assert {key for key, parameter in fed.model.named_parameters() if not parameter.requires_grad} == (
@@ -191,7 +191,7 @@ def test_every_model_begins_with_the_module_and_what_is_frozen_stays(name):
     assert all(torch.equal(start[key], tensor) for key, tensor in net(name).state_dict().items() if key in start)
 
 
-def test_the_global_model_is_deployed_and_clients_predict_with_their_own(name):
+def test_contract__the_global_model_is_deployed_and_clients_predict_with_their_own(name):
     """After the first round, when some have never taken part, and after the last."""
     fed, algorithm, history = played(name)
     x, parts = fed.data.test_x, fed.clients.test
@@ -203,7 +203,7 @@ def test_the_global_model_is_deployed_and_clients_predict_with_their_own(name):
         torch.testing.assert_close(found.float(), torch.cat(each), rtol=1e-4, atol=1e-5)
 
 
-def test_a_round_is_a_function_of_its_arguments_and_changes_none(name):
+def test_contract__a_round_is_a_function_of_its_arguments_and_changes_none(name):
     _, algorithm, history = played(name)
     *_, before, last = history
     again, trained = built(name)[1].round(before.server, last.clients, Rng(0, 3))
@@ -226,7 +226,7 @@ DEFAULT = [(name, VMAP) for name in METHODS] + [(name, WORKERS) for name in FEW]
 
 
 @pytest.mark.parametrize(("name", "changes"), some(BACKENDS, DEFAULT), scope="module")
-def test_backends_agree(name, changes):
+def test_contract__backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
     expected = tensors(played(name)[2][2].server)
     found = tensors(play(*built(name, **changes), rounds=2)[-1].server)
@@ -240,7 +240,7 @@ def test_backends_agree(name, changes):
 
 
 @every_other
-def test_a_client_that_diverges_is_dropped_and_the_others_go_on(name):
+def test_contract__a_client_that_diverges_is_dropped_and_the_others_go_on(name):
     fed, _, honest = played(name)
     bad = honest[1].clients[0]
     history = play(*built(name, data=table(int(fed.clients.train[bad][0]))), rounds=2)
@@ -252,7 +252,7 @@ def test_a_client_that_diverges_is_dropped_and_the_others_go_on(name):
 
 
 @with_one_of({"participants": 1}, {"participants": 6}, default=METHODS[::2])
-def test_a_single_client_can_take_part_and_all_of_them(name, changes):
+def test_contract__a_single_client_can_take_part_and_all_of_them(name, changes):
     fed, algorithm = built(name, **changes)
     history = play(fed, algorithm, rounds=2)
     for round in history[1:]:
@@ -273,7 +273,7 @@ AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
 @pytest.mark.parametrize(
     ("name", "changes"), [*in_turn(ALGORITHMS, TAMPERED, METHODS[:4]), ("femam", KRUM), *AND_ACCEPTED], scope="module"
 )
-def test_attacks_and_defences_reach_what_is_sent(name, changes):
+def test_contract__attacks_and_defences_reach_what_is_sent(name, changes):
     if lacks(name, **changes):
         with pytest.raises(FLError, match=f"{name} .*: leave"):
             built(name, **changes)
@@ -288,7 +288,7 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
 @with_one_of(
     {"compression": Compression("topk", share=0.1)}, {"compression": Compression("quantise", bits=4)}, default=FEW
 )
-def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
+def test_contract__compression_reaches_what_is_sent_and_its_traffic(name, changes):
     refused = lacks(name, **changes)
     feedback = not refused and not lacks(name, compression=replace(changes["compression"], feedback=True))
     compression = replace(changes["compression"], feedback=feedback)
@@ -310,7 +310,7 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
 
 
 @every_other
-def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
+def test_contract__a_module_will_do_by_default_or_is_refused_with_the_reason(name):
     config, begun = fl.Config.of(algorithm=name, samples=0, local_valid=0.2), None
     if name in NEED_ADAPTERS:
         with pytest.raises(FLError, match="--adapters"):
@@ -364,7 +364,7 @@ def assert_same_runs(one, other):
     assert all(torch.equal(tensor, another[key]) for key, tensor in server.items())
 
 
-def test_a_run_leaves_the_model_that_it_scored(name, run):
+def test_contract__a_run_leaves_the_model_that_it_scored(name, run):
     folder, summary = run(name)
     data = fl.Config.read(folder).load()
     with torch.no_grad():
@@ -373,7 +373,7 @@ def test_a_run_leaves_the_model_that_it_scored(name, run):
     assert accuracy == pytest.approx(summary["final"]["accuracy"], abs=0.01)
 
 
-def test_a_run_is_resumed_bit_for_bit(name, run, tmp_path):
+def test_simulate__a_run_is_resumed_bit_for_bit(name, run, tmp_path):
     fl.simulate(asking(name), tmp_path / name, on_round=lambda row: row["round"] == 1)
     fl.simulate(asking(name), tmp_path / name, resume=True)
     assert_same_runs(run(name)[0], tmp_path / name)
@@ -386,7 +386,7 @@ def simulate_all(rank, folder, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-def test_ranks_agree(part, run, tmp_path):
+def test_contract__ranks_agree(part, run, tmp_path):
     size, names = (2, 3)[part % 2], [*ALGORITHMS][part::6]
     assert ran(size, simulate_all, tmp_path, names) == [0] * size
     for name in names:

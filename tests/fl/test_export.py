@@ -38,7 +38,9 @@ def run_file(path, model, x):
 
 
 @pytest.mark.slow
-def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, tmp_path, monkeypatch, caplog):
+def test_export_model__a_run_of_which_no_round_was_trained_is_exported_with_a_warning(
+    folder, tmp_path, monkeypatch, caplog
+):
     def fails(*_):
         raise RuntimeError
 
@@ -53,7 +55,7 @@ def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, 
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
+def test_export__the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
     path = tmp_path / f"model.{suffix}"
     assert main([str(folder), str(path)]) == 0
     assert str(path) in capsys.readouterr().out
@@ -68,7 +70,7 @@ def perceptron():
 
 
 @pytest.mark.slow
-def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
+def test_export_model__a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     data, folder = fl.data.load("digits"), tmp_path / "run"
     data = fl.Dataset.from_arrays(data.x[:200], data.y[:200], data.test_x[:50], data.test_y[:50], top=16)
     config = CONFIG.replace(algorithm="local", width=1.0)
@@ -101,7 +103,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
+def test_export__adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     base = perceptron()
     options = AdapterOptions("lora", rank=2, modules=("1",), train=("3",))
     config = CONFIG.replace(width=1.0, adapters=options)
@@ -139,7 +141,7 @@ def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", "fesem", "fedavg_plus", "fedrep", "heterofl", "nefl", "fedavg", "femam"])
-def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
+def test_export_model__a_client_s_model_predicts_as_the_client_does(tmp_path, name):
     """Or is refused, where it adds several models up."""
     mixed = ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"] * (name in ("heterofl", "nefl"))
     folder = tmp_path / "run"

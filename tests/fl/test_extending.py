@@ -267,7 +267,7 @@ def extended(copied, tmp_path):
         ("flower", 'import_module("fl.__main__").main(["deploy"])'),
     ],
 )
-def test_without_extensions_the_command_works(gone, asked, tmp_path):
+def test_extending__without_extensions_the_command_works(gone, asked, tmp_path):
     """Methods of the three papers, and resuming; flags and commands are gone with the files."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns(gone, "__pycache__"))
     flags = [*TINY, "--rounds", "2", "--out", str(tmp_path), "--name", "mine"]
@@ -292,7 +292,7 @@ sys.exit(
         assert len((tmp_path / f"mine/{method}-seed0/metrics.csv").read_text().splitlines()) == 4
 
 
-def test_a_folder_of_extensions_adds_to_rooms(copied, fresh, tmp_path):
+def test_extending__a_folder_of_extensions_adds_to_rooms(copied, fresh, tmp_path):
     folder = tmp_path / "fl/extensions/mine"
     (folder / "algorithms").mkdir(parents=True)
     for name, text in {
@@ -317,7 +317,7 @@ def test_a_folder_of_extensions_adds_to_rooms(copied, fresh, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_one_extension_changes_the_model(monkeypatch):
+def test_extending__one_extension_changes_the_model(monkeypatch):
     monkeypatch.setitem(EXTENSIONS, "second", EXTENSIONS["adapters"])
     assert model_change(["attack", "second"])[0] == "second"
     with pytest.raises(FLError, match="--adapters and --second"):
@@ -325,7 +325,7 @@ def test_one_extension_changes_the_model(monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
+def test_extending__each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     """All of them in one run."""
     assert Path(extended.__file__).is_relative_to(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -423,7 +423,7 @@ def check_package(folder, printed):
     assert [(row["moved"], row["absent"], row["dropped"]) for row in rows] == [("0.25", "1.0", "1")] * 2
 
 
-def test_a_package_of_a_stranger(package, fresh, monkeypatch, capsys):
+def test_extending__a_package_of_a_stranger(package, fresh, monkeypatch, capsys):
     """A transform, a middleware, a method, a partition, a model and a data set; they resume and compare."""
     monkeypatch.syspath_prepend(package)
     for module, *words in commands(package):
@@ -432,7 +432,7 @@ def test_a_package_of_a_stranger(package, fresh, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_package_of_a_stranger_on_the_command_line(package):
+def test_extending__a_package_of_a_stranger_on_the_command_line(package):
     path = {"PYTHONPATH": f"{package}:{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for words in commands(package):
         command = [sys.executable, "-m", *words]
@@ -443,7 +443,7 @@ def test_a_package_of_a_stranger_on_the_command_line(package):
 
 
 @pytest.mark.slow
-def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
+def test_extending__nothing_outside_knows_a_data_set_or_a_partition_by_name():
     names = {"data": LOADERS.keys(), "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
     known = set()
     for file in (ROOT / "fl").rglob("*.py"):
@@ -462,14 +462,14 @@ class Options:
     samples: int = 1
 
 
-def test_a_partition_cannot_hide_a_setting(monkeypatch):
+def test_extending__a_partition_cannot_hide_a_setting(monkeypatch):
     monkeypatch.setitem(KINDS, "mine", Kind(KINDS["iid"].deal, Options()))
     with pytest.raises(FLError, match=r"--partition.*'samples'"):
         check_names()
 
 
 @pytest.mark.parametrize("options", [Options, {"a": 1}, make_dataclass("Loose", ["samples"])(1)])
-def test_options_of_a_partition_are_a_frozen_dataclass(options):
+def test_extending__options_of_a_partition_are_a_frozen_dataclass(options):
     with pytest.raises(FLError, match="options must be a frozen dataclass"):
         Kind(KINDS["iid"].deal, options)
 
@@ -477,7 +477,7 @@ def test_options_of_a_partition_are_a_frozen_dataclass(options):
 @pytest.mark.parametrize(
     ("wrong", "said"), [({"kind": str}, "int or float"), ({"due": "later"}, "global, models, round")]
 )
-def test_what_is_no_column_is_refused(wrong, said, monkeypatch):
+def test_extending__what_is_no_column_is_refused(wrong, said, monkeypatch):
     with pytest.raises(FLError, match=said):
         Column(**wrong)
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"best": Column(heading="best")}))
@@ -485,7 +485,7 @@ def test_what_is_no_column_is_refused(wrong, said, monkeypatch):
         others(["best"])
 
 
-def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, monkeypatch):
+def test_extending__a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, monkeypatch):
     (tmp_path / "ours").mkdir()
     files = {"many": "KIND = {'b': 2, 'a': 1}", "more": "KIND = 3\nTWICE = {'many': 4}", "most": "TWICE = {'many': 5}"}
     for name, text in {**files, "__init__": "", "__main__": "raise AssertionError", "other": ""}.items():
@@ -507,7 +507,7 @@ def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, mo
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named_in_one_line(text, said, tmp_path, monkeypatch):
+def test_extending__a_file_that_cannot_be_imported_is_named_in_one_line(text, said, tmp_path, monkeypatch):
     (tmp_path / "broken").mkdir()
     for name, content in {"__init__": "", "good": "KIND = 1", "mine": f"import sys\n{text}\n"}.items():
         (tmp_path / f"broken/{name}.py").write_text(content)
@@ -522,7 +522,7 @@ def test_a_file_that_cannot_be_imported_is_named_in_one_line(text, said, tmp_pat
 
 
 @pytest.mark.parametrize(("program", "code"), [("-m", 2), ("/usr/bin/layer-surgery", 2), ("mine.py", None), ("", None)])
-def test_commands_end_in_a_line_where_the_package_cannot_be_imported(program, code, monkeypatch, capsys):
+def test_extending__commands_end_in_a_line_where_the_package_cannot_be_imported(program, code, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program])
     with nullcontext() if code is None else pytest.raises(SystemExit) as ended:
         refuse_import(FLError("fl.extensions.mine cannot be imported"))
@@ -532,7 +532,7 @@ def test_commands_end_in_a_line_where_the_package_cannot_be_imported(program, co
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("room", ["extensions", "algorithms", "partition", "data"])
-def test_a_broken_file_in_a_room_is_one_line_of_every_command(room, tmp_path):
+def test_extending__a_broken_file_in_a_room_is_one_line_of_every_command(room, tmp_path):
     shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / f"fl/{room}/mine.py").write_text("1 / 0\n")
     path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

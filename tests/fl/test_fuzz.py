@@ -76,7 +76,7 @@ def tried(commands, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("commands", "number"), [(runs, 8), (helps, 13), (looks, 13), (tables, 13)])
-def test_some_commands(folder, commands, number):
+def test_fuzz__some_commands(folder, commands, number):
     tried(commands(folder), number)
 
 
@@ -86,13 +86,13 @@ MANY = int(os.environ.get("FUZZ_COMMANDS", "600"))
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("commands", [runs, helps, looks, tables])
-def test_many_commands(folder, commands):
+def test_fuzz__many_commands(folder, commands):
     tried(commands(folder), MANY // 4)
 
 
 @pytest.mark.parametrize(
     "command", ["--algorithm fedavg --model timm:resnet10t --width 0.25 --batch-size 1", "--local-epochs 100000000000"]
 )
-def test_a_run_that_cannot_be_trained_is_told_in_a_line(folder, capsys, command):
+def test_fuzz__a_run_that_cannot_be_trained_is_told_in_a_line(folder, capsys, command):
     assert run.main([*TINY.split(), "--out", str(folder / "known"), *command.split()]) == 2
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

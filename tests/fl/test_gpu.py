@@ -68,7 +68,7 @@ PRETENDED = [("cnn", backend, name) for name, backend in zip(ALGORITHMS, cycle(B
         *(pytest.param("resnet20", *pair, marks=pytest.mark.gpu) for pair in product(BACKENDS, ALGORITHMS)),
     ],
 )
-def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, model, backend):
+def test_gpu__rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, model, backend):
     """Two of them, so that graphs are replayed with other starts and what the server keeps has come to matter."""
     if cuda and model == "resnet20":
         pytest.skip("for a real GPU: the small network shows as much")
@@ -99,7 +99,7 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), marks=pytest.mark.slow), Adam(0.01)]
 )
-def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_federation, backend, optimizer):
+def test_gpu__dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_federation, backend, optimizer):
     """Several rounds, so that what a graph keeps would show."""
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.Dropout2d(0.3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten(), nn.LazyLinear(3)
@@ -116,7 +116,7 @@ def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_fed
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", some(BACKENDS, ["vmap", "graphs"]))
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.float64], [torch.float32]))
-def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
+def test_gpu__a_transformer_trains_on_every_backend(cuda, backend, dtype):
     """Attention has fused kernels in float32, which need what vmap does not tell them."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=dtype)
     there = on_gpu(dataclasses.replace(fed, fleet=None), backend=backend)
@@ -128,7 +128,7 @@ def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", some(["loop", "graphs"], ["graphs"]))
-def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
+def test_gpu__several_architectures_on_the_gpu(cuda, make_federation, backend):
     fed = make_federation("cnn", dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     images = {"num_classes": 3, "in_channels": 1, "image_size": 8}
@@ -145,7 +145,7 @@ def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
 
 
 @pytest.mark.slow
-def test_waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federation):
+def test_gpu__waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federation):
     """More clients than streams, ragged, several times: a race would show in one of them."""
     sizes = [4 + 3 * (k % 5) for k in range(18)]
     fed = make_federation("cnn", sizes=sizes, participants=len(sizes), epochs=1, optimizer=SGD(2**-6, 0.9))
@@ -154,7 +154,7 @@ def test_waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federatio
 
 @on_a_real_one
 @pytest.mark.parametrize("model", ["resnet20", "transformer"])
-def test_waves_at_real_size(model):
+def test_gpu__waves_at_real_size(model):
     """40 clients, 5 times, each of up to 30 steps of 50 images of 32x32, or of 20 sequences; in float64."""
     generator = torch.Generator().manual_seed(0)
     if model == "transformer":
@@ -184,7 +184,7 @@ def assert_waves_repeat(fed, times):
 
 @pytest.mark.parametrize("backend", some(BACKENDS, ["graphs"]))
 @pytest.mark.parametrize("precision", [Precision("tf32"), Precision("bf16"), Precision("bf16", channels_last=True)])
-def test_precisions_are_close_to_float32(cuda, make_federation, backend, precision):
+def test_gpu__precisions_are_close_to_float32(cuda, make_federation, backend, precision):
     if precision.channels_last and backend == "vmap":
         pytest.skip("vmap has no channels_last")
     fed = on_gpu(make_federation("cnn", optimizer=SGD(0.01, 0.0)), backend=backend)
@@ -198,7 +198,7 @@ def test_precisions_are_close_to_float32(cuda, make_federation, backend, precisi
         assert (rough.states[name] - tensor).norm() < 0.2 * (tensor - starts[name]).norm()
 
 
-def test_a_round_forces_its_arithmetic(cuda, make_federation):
+def test_gpu__a_round_forces_its_arithmetic(cuda, make_federation):
     """Products in TF32 only where they are asked for, and cuDNN's algorithms in one order unless they need not be."""
     seen = []
 
@@ -220,7 +220,7 @@ def test_a_round_forces_its_arithmetic(cuda, make_federation):
 
 @on_a_real_one
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_no_step_waits_for_the_device(make_federation, backend):
+def test_gpu__no_step_waits_for_the_device(make_federation, backend):
     """Torch raises at what synchronises; the batches are on the device before the first step."""
     fed = on_gpu(make_federation("resnet20"), backend=backend)
     starts = surgery.broadcast(fed.initial(), 3)
@@ -240,7 +240,7 @@ def test_no_step_waits_for_the_device(make_federation, backend):
 
 @on_a_real_one
 @pytest.mark.parametrize("name", ["float32", "tf32", "bf16"])
-def test_batch_norm_in_channels_last_does_not_starve_on_many_streams(tmp_path, name):
+def test_gpu__batch_norm_in_channels_last_does_not_starve_on_many_streams(tmp_path, name):
     """cuDNN's persistent kernels may wait for each other for ever: in a process that can be ended."""
     flags = ["--model", "resnet20", "--participants", "16", "--backend", "graphs", "--rounds", "3", "--channels-last"]
     flags += ["--precision", name, "--device", "cuda", "--out", str(tmp_path), "--name", "a"]
@@ -277,7 +277,7 @@ def surgical(device):
     ]
 
 
-def test_surgery_stays_on_the_device(cuda):
+def test_gpu__surgery_stays_on_the_device(cuda):
     for here, there in zip(surgical("cpu"), surgical("cuda"), strict=True):
         assert all(tensor.is_cuda for tensor in there.values())
         assert_close(there, here, rtol=1e-5, atol=1e-6)
@@ -285,7 +285,7 @@ def test_surgery_stays_on_the_device(cuda):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", some(["fedmr", "femam", "fedfa"], ["fedmr"]))
-def test_the_command_line_on_the_gpu(cuda, tmp_path, method):
+def test_gpu__the_command_line_on_the_gpu(cuda, tmp_path, method):
     flags = [*TINY, "--algorithm", method, "--device", "cuda", "--out", str(tmp_path), "--name", "a"]
     flags += ["--local-test", "0.1", "--samples", "400"]
     flags += {"femam": ["--femam.levels", "global,2,personal", "--femam.level-rounds", "2,1"]}.get(method, [])
@@ -318,7 +318,7 @@ SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", some(["fedmr", "heterofl"], ["fedmr"]))
 @pytest.mark.parametrize("case", some(SETTINGS, ["attack and median", "static batch norm", "secure"]))
-def test_settings_on_the_gpu(cuda, case, method):
+def test_gpu__settings_on_the_gpu(cuda, case, method):
     """The global model after two rounds, and what evaluation says of it, are those of the CPU."""
     if case == "secure":
         pytest.importorskip("nacl")

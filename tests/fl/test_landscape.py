@@ -46,7 +46,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_filters_have_the_norms_of_the_models_own_and_the_rest_stands_still():
+def test_landscape__filters_have_the_norms_of_the_models_own_and_the_rest_stands_still():
     model = zoo.create("resnet20", generator(), num_classes=10, width=0.25, norm="batch")
     direction, weights = random_direction(model, generator(1)), dict(model.named_parameters())
     assert set(direction) == {name for name, w in weights.items() if w.ndim > 1}
@@ -60,7 +60,7 @@ def test_filters_have_the_norms_of_the_models_own_and_the_rest_stands_still():
         random_direction(nn.BatchNorm1d(3), generator())
 
 
-def test_models_of_one_architecture_share_the_direction_before_normalisation():
+def test_landscape__models_of_one_architecture_share_the_direction_before_normalisation():
     a, b = (zoo.create("cnn", generator(seed), num_classes=10, in_channels=1, image_size=8) for seed in (0, 1))
     one, two = random_direction(a, generator(5)), random_direction(b, generator(5))
     for name, d in one.items():
@@ -71,7 +71,7 @@ def test_models_of_one_architecture_share_the_direction_before_normalisation():
 
 
 @pytest.mark.parametrize("together", [1, 4])
-def test_a_quadratic_has_its_known_surface(together):
+def test_landscape__a_quadratic_has_its_known_surface(together):
     """f(w) = |w - c|^2 / 2 along orthogonal u and v: f(0) - a u.c - b v.c + (a^2 |u|^2 + b^2 |v|^2) / 2."""
     c = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
     u = {"w": torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)}
@@ -88,7 +88,7 @@ def test_a_quadratic_has_its_known_surface(together):
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20"])
-def test_side_by_side_equals_one_by_one(name, make_federation):
+def test_landscape__side_by_side_equals_one_by_one(name, make_federation):
     fed = make_federation(name, norm="batch" if name == "resnet20" else None)
     data, model = fed.data, fed.model
     pair, axis = [random_direction(model, generator(seed)) for seed in (1, 2)], grid(3, 0.5)
@@ -99,7 +99,7 @@ def test_side_by_side_equals_one_by_one(name, make_federation):
     assert len(loop.unique()) == 9
 
 
-def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
+def test_landscape__what_cannot_be_computed_side_by_side_is_computed_one_by_one():
     start, pair, axis = {"w": torch.zeros(1, 2)}, [{"w": torch.eye(2)[k : k + 1]} for k in (0, 1)], grid(3, 1.0)
 
     def by_value(s):  # control flow on values, which vmap refuses
@@ -115,7 +115,7 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--model resnet20 --norm static_batch --width 0.25 --depth 1"])
-def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
+def test_landscape__the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
     folder = train(tmp_path, "a", *flags.split(), "--backend", "loop")
     rows = look(tmp_path, folder, "--points", 3, "--together", 4)
     assert [(row["a"], row["b"]) for row in rows] == [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)]
@@ -124,7 +124,7 @@ def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
-def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
+def test_landscape__text_is_looked_at_as_it_is_asked(tmp_path, model):
     flags = ["--dataset", "text:book.txt", "--data-root", str(tmp_path), "--text.tokens", "byte", "--text.length", "8"]
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
     flags += ["--partition", "iid", "--model", model, "--min-samples", "1", "--rounds", "1", "--samples", "0"]
@@ -134,7 +134,7 @@ def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
 
 
 @pytest.mark.nightly
-def test_several_runs_stand_side_by_side(tmp_path, capsys):
+def test_landscape__several_runs_stand_side_by_side(tmp_path, capsys):
     folder = train(tmp_path, "pair", "--algorithm", "fedavg,fedmr")
     rows = look(tmp_path, folder, "--points", 3, "--radius", 0.5, "--samples", 50, "--part", "train")
     assert list(dict.fromkeys(row["model"] for row in rows)) == ["fedavg", "fedmr"]
@@ -156,7 +156,7 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer"])
-def test_the_trace_is_that_of_the_whole_hessian(name):
+def test_landscape__the_trace_is_that_of_the_whole_hessian(name):
     """Each term v·Hv is that of the Hessian written out, and the trace their mean."""
     if name == "transformer":  # fused attention has no second derivative
         net = zoo.create(name, generator(0), num_classes=5, tokens=4, width=0.03125, depth=1)
@@ -189,7 +189,7 @@ def test_the_trace_is_that_of_the_whole_hessian(name):
 
 
 @pytest.mark.slow
-def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
+def test_landscape__a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
     """In parts of 100 samples, of which the last is smaller."""
     folder = train(tmp_path, "a")
     (run,) = find_runs([folder])
@@ -203,7 +203,7 @@ def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):
+def test_landscape__a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):
     def refuse(*_):
         raise RuntimeError("derivative for aten::thing is not implemented")
 
@@ -213,7 +213,7 @@ def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monke
     assert "the trace of the Hessian cannot be estimated: derivative for aten::thing" in caplog.text
 
 
-def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
+def test_landscape__what_cannot_be_looked_at_is_refused(tmp_path, capsys):
     wrong = train(tmp_path, "a") / "config.yaml"
     capsys.readouterr()
     wrong.write_text(wrong.read_text().replace("dataset: digits", "dataset: mnist"))
@@ -223,7 +223,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
+def test_landscape__a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     folder = train(tmp_path, "dead")
     spec, server = checkpoint.read_parts(folder)
     dead = {part: {name: 0 * tensor for name, tensor in tensors.items()} for part, tensors in server.items()}
@@ -233,7 +233,7 @@ def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_every_run_is_measured_on_its_own_data(tmp_path):
+def test_landscape__every_run_is_measured_on_its_own_data(tmp_path):
     runs = [train(tmp_path, name, "--samples", number) for name, number in (("few", "200"), ("more", "300"))]
 
     def losses(*folders):
@@ -246,7 +246,7 @@ def test_every_run_is_measured_on_its_own_data(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_two_directions_differ(tmp_path):
+def test_landscape__the_two_directions_differ(tmp_path):
     """Otherwise the loss would depend on a + b alone."""
     rows = look(tmp_path, train(tmp_path, "a"), "--points", 3, "--samples", 20)
     losses = {(row["a"], row["b"]): row["loss"] for row in rows}

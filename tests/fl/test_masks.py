@@ -102,7 +102,7 @@ def logits_of(n, seed=5):
     ("name", "options"),
     [("cross_entropy", {}), ("cross_entropy", {"weights": (1, 2, 0.5), "smoothing": 0.1}), ("focal", {})],
 )
-def test_losses_of_pixels_are_those_of_the_pixels_that_count(name, options):
+def test_masks__losses_of_pixels_are_those_of_the_pixels_that_count(name, options):
     (_, y), logits = drawn(5), logits_of(5)
     loss, counts = losses.by_name(name, "segmentation", outputs=CLASSES, **options), y != UNSCORED
     expected = loss(logits[counts], y[counts])
@@ -113,7 +113,7 @@ def test_losses_of_pixels_are_those_of_the_pixels_that_count(name, options):
 
 
 @given(st.integers(0, 10**6), st.floats(0, 0.9))
-def test_dice_is_that_of_one_mask_and_class_at_a_time(seed, unscored):
+def test_dice__is_that_of_one_mask_and_class_at_a_time(seed, unscored):
     (_, y), logits = drawn(3, seed, unscored), logits_of(3, seed)
     found = losses.dice(logits, y)
     torch.testing.assert_close(found, slow_dice(logits, y))
@@ -124,7 +124,7 @@ def test_dice_is_that_of_one_mask_and_class_at_a_time(seed, unscored):
     torch.testing.assert_close(losses.dice(sure, y), torch.zeros(3, dtype=torch.float64))
 
 
-def test_dice_and_cross_entropy_are_added_for_each_mask():
+def test_dice__and_cross_entropy_are_added_for_each_mask():
     (_, y), logits = drawn(4), logits_of(4)
     both = losses.by_name("dice_cross_entropy", "segmentation", weights=(1, 2, 3), outputs=CLASSES)
     pixels = losses.by_name("cross_entropy", "segmentation", weights=(1, 2, 3), outputs=CLASSES)
@@ -134,7 +134,7 @@ def test_dice_and_cross_entropy_are_added_for_each_mask():
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "focal", "dice", "dice_cross_entropy"])
-def test_masks_without_a_pixel_that_counts_teach_nothing(name):
+def test_masks__without_a_pixel_that_counts_teach_nothing(name):
     logits = logits_of(2).requires_grad_()
     loss = losses.mean(losses.by_name(name, "segmentation"), logits, torch.full((2, SIZE, SIZE), UNSCORED))
     loss.backward()
@@ -143,7 +143,7 @@ def test_masks_without_a_pixel_that_counts_teach_nothing(name):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "workers"])
-def test_crops_and_flips_move_image_and_mask_alike(backend):
+def test_masks__crops_and_flips_move_image_and_mask_alike(backend):
     y = torch.randint(1, CLASSES, (40, SIZE, SIZE), generator=torch.Generator().manual_seed(0))
     data = fl.Dataset.from_arrays(
         y[:, None].float(), y, y[:3, None].float(), y[:3], classes=CLASSES, task="segmentation"
@@ -161,7 +161,7 @@ def test_crops_and_flips_move_image_and_mask_alike(backend):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "dice"])
-def test_backends_agree(loss):
+def test_masks__backends_agree(loss):
     after, data = {}, masks()
     for backend in ("loop", "vmap", "workers"):
         _, algorithm = fl.build(settings(backend=backend, loss=loss, crop=1, flip=True), data, Net())
@@ -183,7 +183,7 @@ def overlaps(predicted, y):
     }
 
 
-def test_scores_are_scikit_learns_of_all_pixels(tmp_path):
+def test_simulate__scores_are_scikit_learns_of_all_pixels(tmp_path):
     config = settings(local_test=0.3, metrics=["iou_per_class", "recall_per_class", right])
     data, net = masks(), Net()
     final = fl.simulate(config, tmp_path / "run", dataset=data, model=net)["final"]
@@ -205,7 +205,7 @@ def test_scores_are_scikit_learns_of_all_pixels(tmp_path):
     assert fed.predict(fed.initial(), data.test_x).shape == (9, SIZE, SIZE, CLASSES)
 
 
-def test_a_class_that_nobody_has_or_predicts_has_no_overlap():
+def test_masks__a_class_that_nobody_has_or_predicts_has_no_overlap():
     seen = Overlap(hit=np.array([2, 0, 0]), true=np.array([3, 0, 0]), said=np.array([2, 1, 0]))
     assert seen.per_class("iou")[:2].tolist() == [2 / 3, 0]
     assert np.isnan([seen.per_class(what)[2] for what in ("iou", "dice", "precision", "recall")]).all()
@@ -214,7 +214,7 @@ def test_a_class_that_nobody_has_or_predicts_has_no_overlap():
 
 
 @pytest.mark.parametrize("method", some(sorted(ALGORITHMS.keys() - {*REFUSING}), ("fedavg", "fedmr")))
-def test_every_method_trains_on_them(method, tmp_path):
+def test_simulate__every_method_trains_on_them(method, tmp_path):
     more = {"local_valid": 0.2} if method in ("femam", "fltrust") else {}
     if ALGORITHMS[method].clients == "heterogeneous":
         more["architectures"] = fl.ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=())
@@ -223,7 +223,7 @@ def test_every_method_trains_on_them(method, tmp_path):
     assert all(math.isfinite(final[name]) for name in ("loss", "accuracy", "mean_iou", "local_test_dice"))
 
 
-def test_a_run_goes_on_and_its_model_gives_classes_second(tmp_path):
+def test_simulate__a_run_goes_on_and_its_model_gives_classes_second(tmp_path):
     config, data = settings(rounds=1, loss=squared), masks(24)
     fl.simulate(config, tmp_path / "run", dataset=data, model=Net)
     longer = config.replace(rounds=2)
@@ -235,14 +235,14 @@ def test_a_run_goes_on_and_its_model_gives_classes_second(tmp_path):
     fl.build(config, data, classes_last(first))  # one that gives classes last already is not turned twice
 
 
-def test_clients_have_the_classes_of_their_masks():
+def test_masks__clients_have_the_classes_of_their_masks():
     x, y = torch.rand(3, 1, 2, 2), torch.tensor([[[0, 2], [-100, 0]], [[1, 1], [1, 1]], [[3, -100], [3, 3]]])
     data = fl.Dataset.from_arrays(x, y, x, y, task="segmentation")
     held = classes_held(data, [torch.tensor([0]), torch.tensor([1, 2])], [0, 1])
     assert held.int().tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
 
 
-def test_a_border_around_images_does_not_count():
+def test_masks__a_border_around_images_does_not_count():
     data = masks(5)
     padded = data.padded(2)
     assert torch.equal(padded.y[:, 2:-2, 2:-2], data.y)
@@ -250,7 +250,7 @@ def test_a_border_around_images_does_not_count():
     assert padded.test_x.shape[2:] == padded.test_y.shape[1:] == (SIZE + 4, SIZE + 4)
 
 
-def test_steps_and_voxels_have_classes_too(tmp_path):
+def test_simulate__steps_and_voxels_have_classes_too(tmp_path):
     for axes, net in ((1, nn.Conv1d(2, CLASSES, 3, padding=1)), (3, nn.Conv3d(2, CLASSES, 3, padding=1))):
         x = torch.randn(20, 2, *[4] * axes)
         y = (x[:, 0] > 0).long() + (x[:, 0] > 1)
@@ -260,7 +260,7 @@ def test_steps_and_voxels_have_classes_too(tmp_path):
         assert final["accuracy"] > 0.6
 
 
-def test_inputs_by_name_have_masks(tmp_path):
+def test_simulate__inputs_by_name_have_masks(tmp_path):
     class Both(Net):
         def forward(self, image, level):
             return super().forward(image + level[:, :, None, None])
@@ -275,7 +275,7 @@ def test_inputs_by_name_have_masks(tmp_path):
     assert found[0] == found[1]
 
 
-def test_data_sets_of_pairs_have_masks():
+def test_masks__data_sets_of_pairs_have_masks():
     y = np.array([[[0, 1], [255, 2]], [[2, 2], [0, 255]]], np.uint8)
     pairs = [(Image.fromarray(mask), Image.fromarray(mask)) for mask in y]
     pairs[1][1].putpalette([0, 0, 0, 9, 9, 9, 50, 0, 0])  # the numbers are the classes, whatever their colours
@@ -306,13 +306,13 @@ X, Y = drawn(4, unscored=0)
         ({"task": "classification"}, "task='segmentation'"),
     ],
 )
-def test_masks_that_are_none(more, message):
+def test_masks__that_are_none(more, message):
     given = {"x": X, "y": Y, "test_x": X, "test_y": Y, "task": "segmentation", **more}
     with pytest.raises(fl.FLError, match=message):
         fl.Dataset.from_arrays(**given)
 
 
-def test_255_is_a_class_where_there_are_as_many():
+def test_masks__255_is_a_class_where_there_are_as_many():
     y = Y.clone()
     y[:, 0, 0] = 255
     assert (fl.Dataset.from_arrays(X, y, X, Y, task="segmentation").y[:, 0, 0] == UNSCORED).all()
@@ -342,7 +342,7 @@ class Wrong(Net):
         ({"eval_client_models_every": 1}, Net, "counts right classes"),
     ],
 )
-def test_refusals(more, model, message, tmp_path):
+def test_simulate__refusals(more, model, message, tmp_path):
     with pytest.raises(fl.FLError, match=message):
         fl.simulate(
             settings(**{"method": more.pop("algorithm", "fedavg"), **more}), tmp_path, dataset=masks(), model=model

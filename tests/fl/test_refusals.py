@@ -138,7 +138,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("command", "subject"), REFUSED, ids=[command for command, _ in REFUSED])
-def test_what_a_command_cannot_do_is_one_line(trained, tmp_path, monkeypatch, capsys, command, subject):
+def test_refusals__what_a_command_cannot_do_is_one_line(trained, tmp_path, monkeypatch, capsys, command, subject):
     monkeypatch.chdir(tmp_path)
     for name in ("taken.png", "taken.pt", "table.csv"):
         (tmp_path / name).write_text("mine")

@@ -115,7 +115,7 @@ SLOW = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "case"), some(dict.fromkeys([*QUICK, *sorted(SLOW)]), QUICK))
-def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
+def test_rehearsal__a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
     """... evaluation included, whatever the settings; from the third round on nothing is captured anew.
 
     FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
@@ -140,13 +140,13 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
         [*product(("clusamp", "femam", "fedfa"), [""]), ("fedavg", "privacy"), ("fedavg", "bulyan")],
     ),
 )
-def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_path):
+def test_rehearsal__a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_path):
     for seen in seen_in_rounds(pretended_mps, tmp_path, name, "--backend", "loop", *SETTINGS[case], rounds=2):
         assert seen.launches
 
 
 @pytest.mark.nightly
-def test_captures_of_a_fleet_come_to_an_end(pretended):
+def test_rehearsal__captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
     models = {id(m): copy.deepcopy(m).to("cuda") for m in (kind.model for kind in fed.fleet.architectures)}
@@ -163,7 +163,7 @@ def test_captures_of_a_fleet_come_to_an_end(pretended):
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5])
-def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, room):
+def test_rehearsal__memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, room):
     """What has no room waits for what has; the next round does not try again. The first capture warms up for all."""
     fed = make_federation("cnn", participants=4)
     made = []
@@ -195,7 +195,7 @@ def test_memory_for_a_few_graphs_trains_all_clients(make_federation, caplog, roo
         [("float32", "loop"), ("bf16", "vmap"), ("float32", "graphs")],
     ),
 )
-def test_no_step_waits_for_the_device(pretended, make_federation, backend, precision):
+def test_rehearsal__no_step_waits_for_the_device(pretended, make_federation, backend, precision):
     group = one_group(make_federation, precision)
     train([group], backend)
     with pretended.watch() as seen:
@@ -227,7 +227,7 @@ def waiting(call, params, context, batch):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
+def test_rehearsal__a_step_that_waits_is_noticed(pretended, make_federation, backend):
     group = one_group(make_federation, objective=waiting)
     if backend == "loop":
         with pretended.watch() as seen:
@@ -239,7 +239,7 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
 
 
 @pytest.mark.slow
-def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, monkeypatch, caplog):
+def test_rehearsal__auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, monkeypatch, caplog):
     group = one_group(make_federation, objective=waiting)
     for name in ("vmap", "graphs", "graphs"):
         monkeypatch.setattr(admission, "choose", lambda *given, name=name: name)
@@ -253,7 +253,7 @@ def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_fede
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-def test_a_step_with_tensors_of_two_devices_is_noticed(pretended, make_federation, backend):
+def test_rehearsal__a_step_with_tensors_of_two_devices_is_noticed(pretended, make_federation, backend):
     weights = torch.ones(3)  # forgotten on the host
 
     def objective(call, params, context, batch):
@@ -264,7 +264,7 @@ def test_a_step_with_tensors_of_two_devices_is_noticed(pretended, make_federatio
 
 
 @pytest.mark.slow
-def test_clients_with_more_steps_than_a_window(pretended, make_federation, monkeypatch):
+def test_rehearsal__clients_with_more_steps_than_a_window(pretended, make_federation, monkeypatch):
     """Of 6, 2 and 4 steps: less than a window, exactly one, and more."""
     group = one_group(make_federation)
     assert group[0].batches.steps == (6, 2, 4)
@@ -277,7 +277,7 @@ def test_clients_with_more_steps_than_a_window(pretended, make_federation, monke
 
 
 @pytest.mark.nightly
-def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
+def test_rehearsal__a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
     """The last four are kept."""
     job, *rest = one_group(make_federation)
     objectives = [lambda *given, k=k: k * cross_entropy(*given) for k in range(1, 6)]
@@ -298,7 +298,7 @@ def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(prete
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
-def test_attention_in_one_program_is_plain_products(pretended, backend):
+def test_rehearsal__attention_in_one_program_is_plain_products(pretended, backend):
     """Fused kernels do not see within vmap that a backward pass will come."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=torch.float32)
     fed = on_gpu(dataclasses.replace(fed, fleet=None))
@@ -309,7 +309,7 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
 
 
 @pytest.mark.slow
-def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretended, make_federation):
+def test_rehearsal__a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretended, make_federation):
     """Others could come to lie at the same address, which is what they are known by. What stands beside the samples is
     large, and FeMAM has another table for each of its levels.
     """
@@ -326,7 +326,7 @@ def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretende
         former.append(kept[1])
 
 
-def test_what_a_trial_measures_on_the_device(pretended, make_federation):
+def test_rehearsal__what_a_trial_measures_on_the_device(pretended, make_federation):
     """As in the process of a candidate: with the device's own clock, and the samples of a few steps alone."""
     few = trial.first_steps([one_group(make_federation)])
     found = trial.measure(BACKENDS["graphs"], few)
@@ -335,7 +335,7 @@ def test_what_a_trial_measures_on_the_device(pretended, make_federation):
     assert min(found["seconds"]) > 0
 
 
-def test_a_device_that_cannot_compute_is_refused_before_anything_is_made(pretended, monkeypatch):
+def test_rehearsal__a_device_that_cannot_compute_is_refused_before_anything_is_made(pretended, monkeypatch):
     def ones(*given, **named):
         raise RuntimeError("CUDA error: no kernel image is available for execution on the device\n(and more)")
 
@@ -345,7 +345,7 @@ def test_a_device_that_cannot_compute_is_refused_before_anything_is_made(pretend
         pick_device("auto")
 
 
-def test_copies_that_do_not_wait_are_for_cuda_alone(make_federation, monkeypatch):
+def test_rehearsal__copies_that_do_not_wait_are_for_cuda_alone(make_federation, monkeypatch):
     """Another device may read the host's memory when it already holds something else."""
     asked, to = [], torch.Tensor.to
 
@@ -362,7 +362,7 @@ def test_copies_that_do_not_wait_are_for_cuda_alone(make_federation, monkeypatch
 
 
 @pytest.mark.usefixtures("pretended")
-def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_federation, monkeypatch):
+def test_rehearsal__candidates_are_the_backends_that_the_device_has_and_samples_allow(make_federation, monkeypatch):
     offered = []
     monkeypatch.setattr(admission, "choose", lambda groups, candidates, *_: offered.append([*candidates]) or "loop")
     job, *rest = one_group(make_federation)
@@ -382,7 +382,7 @@ def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_
     assert len(offered) == 4  # batch norm for channels last may hang on several streams: nothing is left to try
 
 
-def test_full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_federation, monkeypatch):
+def test_rehearsal__full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_federation, monkeypatch):
     group = one_group(make_federation)
     (expected,) = train([group], "loop")
 
@@ -397,7 +397,7 @@ def test_full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_fede
 
 
 @pytest.mark.slow
-def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):
+def test_rehearsal__objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):
     monkeypatch.setattr(graphs, "_PROGRAMS", 1)
     monkeypatch.setattr(graphs, "_TOO_MANY", 4)
     job, *rest = one_group(make_federation)
@@ -412,7 +412,7 @@ def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation
 
 
 @pytest.mark.parametrize("case", some(CASES, ["lenet, clipped"]))
-def test_launches_and_waits_do_not_creep_up(pretended, case):
+def test_rehearsal__launches_and_waits_do_not_creep_up(pretended, case):
     """Those of the stored table are the ceiling; `python benchmarks/launches.py` makes it anew."""
     stored = {row["case"]: row for row in json.loads(STORED.read_text())["rows"]}[case]
     for backend, counts in measure(case, pretended).items():

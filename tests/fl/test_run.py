@@ -27,7 +27,7 @@ def run(tmp_path, *arguments, name="a", code=0):
 
 
 @pytest.mark.drawn
-def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
+def test_run__a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     folder = run(tmp_path, "--local-test", 0.2, "--eval-client-models-every", 1)
     files = {"config.yaml", "metrics.csv", "curves.png", "checkpoint.safetensors", "summary.json"}
     files.add("clients.csv")
@@ -49,7 +49,7 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_intervals_are_kept(tmp_path, monkeypatch):
+def test_run__intervals_are_kept(tmp_path, monkeypatch):
     """Evaluations and checkpoints come when they are due, and in the last round."""
     saved, original = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: (saved.append(a[2]), original(*a, **k)))
@@ -62,7 +62,7 @@ def test_intervals_are_kept(tmp_path, monkeypatch):
     assert not any("models_accuracy" in row for row in never)
 
 
-def test_training_learns_real_digits(tmp_path):
+def test_run__training_learns_real_digits(tmp_path):
     """The defaults, shortened: far above the 10% of guessing."""
     assert cli.main(["--rounds", "5", "--out", str(tmp_path), "--name", "a"]) == 0
     rows = read(tmp_path / "a" / "metrics.csv")
@@ -90,7 +90,7 @@ class Stop:
 
 
 @pytest.mark.parametrize("algorithm", some(("fedmr", "femam"), ["fedmr"]))  # test_contract.py resumes all
-def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm):
+def test_run__resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, capsys, algorithm):
     flags = ("--algorithm", algorithm, "--eval-client-models-every", 2, *OF_METHOD.get(algorithm, ()))
     whole = run(tmp_path, *flags, name="whole")
     with monkeypatch.context() as patch:
@@ -104,7 +104,7 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_rounds_can_be_added(tmp_path):
+def test_run__rounds_can_be_added(tmp_path):
     """The last round of the short run is evaluated, which the long one does not do there: its table has no such row."""
     flags = ("--eval-every", 3, "--eval-client-models-every", 3)
     longer = run(tmp_path, "--rounds", 6, *flags, name="longer")
@@ -116,7 +116,7 @@ def test_rounds_can_be_added(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
+def test_run__several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
     folder = run(tmp_path, "--algorithm", "fedavg,fedmr", "--seeds", "0,1")
     runs = {path.name for path in folder.iterdir() if path.is_dir()}
     assert runs == {"fedavg-seed0", "fedavg-seed1", "fedmr-seed0", "fedmr-seed1"}
@@ -138,7 +138,7 @@ def snapshot(folder):
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
+def test_run__running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
         folder = run(tmp_path, code=2)
@@ -146,7 +146,7 @@ def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     assert cli.main(["--resume", str(folder)]) == 0
 
 
-def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
+def test_run__divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
     folder = run(tmp_path, "--lr", "1e30", code=1)
     error = capsys.readouterr().err
     assert "training diverged" in error
@@ -155,7 +155,7 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
     assert json.loads((folder / "summary.json").read_text())["failed"]
 
 
-def test_settings_written_by_hand_are_read():
+def test_run__settings_written_by_hand_are_read():
     config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipation: 0.5\nseeds: 3\nfedmr: {segment_fraction: 1}")
     assert (config.method.name, config.local.lr, config.clients.participation, config.seed) == ("fedmr", 1.0, 0.5, 3)
     assert isinstance(config.method.options.segment_fraction, float)
@@ -173,19 +173,19 @@ def test_settings_written_by_hand_are_read():
         ),
     ],
 )
-def test_names_of_earlier_versions_say_what_they_are_now(text, said):
+def test_run__names_of_earlier_versions_say_what_they_are_now(text, said):
     with pytest.raises(fl.FLError, match=rf"^{said}(\n|$)"):
         Config.from_yaml(text)
 
 
 @pytest.mark.slow
-def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
+def test_run__runs_of_a_comparison_warn_once_each(tmp_path, caplog):
     few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
     run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)
     assert caplog.text.count("in none of 200 draws") == 2
 
 
-def test_a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_path, monkeypatch):
+def test_run__a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_path, monkeypatch):
     """They are named here in the order in which they call each other, so that a new one is a decision."""
     original, stacks = SGD.step, []
 
@@ -215,7 +215,7 @@ def test_a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_pat
     ]
 
 
-def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
+def test_run__train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
     from fl.federation import Federation
 
     losses, original = [], Federation.train
@@ -226,7 +226,7 @@ def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
+def test_run__folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
     """By a run of the same name, by one without a name, and by a resumed one with other settings."""
     title = Config.read(run(tmp_path, "--rounds", 1, name="a")).title()
     several = run(tmp_path, "--seeds", "0,1", "--rounds", 2, name="b")
@@ -255,7 +255,7 @@ def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mine", ["none", "one that notes it", "one that ends", "ignored"])
-def test_sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
+def test_run__sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
     noted = []
 
     def handler(number, frame):

@@ -53,7 +53,7 @@ def places(fed, index):
     left=st.booleans(),
     shuffle=st.integers(0, 9),
 )
-def test_every_row_is_in_one_part_of_one_client(train, test, valid, left, shuffle):
+def test_sites__every_row_is_in_one_part_of_one_client(train, test, valid, left, shuffle):
     names = [f"site {k}" for k in range(len(train))]
     data = sites(train, test[: len(train)], valid, names)
     order, test_order = (np.random.default_rng(shuffle).permutation(n) for n in (len(data.y), len(data.test_y)))
@@ -81,7 +81,7 @@ def test_every_row_is_in_one_part_of_one_client(train, test, valid, left, shuffl
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "femam", "fedmr"])
-def test_no_row_that_is_held_out_is_ever_trained_on(tmp_path, monkeypatch, method):
+def test_simulate__no_row_that_is_held_out_is_ever_trained_on(tmp_path, monkeypatch, method):
     data, seen, original = sites(valid=2), set(), Dataset.gather
 
     def gather(self, indices):
@@ -97,7 +97,7 @@ def test_no_row_that_is_held_out_is_ever_trained_on(tmp_path, monkeypatch, metho
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_scores_are_those_of_each_site_by_name(tmp_path, task):
+def test_simulate__scores_are_those_of_each_site_by_name(tmp_path, task):
     data = sites(task=task)
     net = nn.Linear(3, 1 if task == "regression" else 2)
     fl.simulate(config(), tmp_path / "run", dataset=data, model=net)
@@ -117,7 +117,7 @@ def test_scores_are_those_of_each_site_by_name(tmp_path, task):
     assert final[score] == pytest.approx(right.double().mean().item(), rel=1e-5)
 
 
-def test_a_run_with_a_site_left_out_resumes_to_the_same(tmp_path):
+def test_simulate__a_run_with_a_site_left_out_resumes_to_the_same(tmp_path):
     data, best = sites(valid=1), {"test_sites": ("bern",), "clients": 2, "best_by": "test_accuracy_bern"}
     for name, rounds in (("whole", (4,)), ("parts", (2, 4))):
         for number in rounds:
@@ -147,18 +147,18 @@ def test_a_run_with_a_site_left_out_resumes_to_the_same(tmp_path):
         (replace(sites(), valid=torch.arange(52) < 5), {}, "bern, lima have no validation samples"),
     ],
 )
-def test_what_a_site_lacks_is_named(data, more, said):
+def test_sites__what_a_site_lacks_is_named(data, more, said):
     with pytest.raises(fl.FLError, match=said):
         fl.build(config(**more), dataset=data, model=NET)
 
 
-def test_a_share_that_is_asked_for_takes_the_place_of_own_test_rows():
+def test_sites__a_share_that_is_asked_for_takes_the_place_of_own_test_rows():
     fed, _ = fl.build(config(local_test=0.25), dataset=sites(), model=NET)
     assert fed.clients.test.sizes.tolist() == [3, 4, 6]  # bern, lima, oslo
     assert len(fed.data.y) == 52
 
 
-def test_marks_hold_for_every_partition_and_for_a_method_that_validates(caplog):
+def test_sites__marks_hold_for_every_partition_and_for_a_method_that_validates(caplog):
     data = sites(valid=4)
     fed, _ = fl.build(config(algorithm="femam", partition="iid", clients=2), dataset=data, model=lambda: NET)
     assert not data.valid[fed.clients.train.samples].any()
@@ -167,13 +167,13 @@ def test_marks_hold_for_every_partition_and_for_a_method_that_validates(caplog):
     assert "--local-valid 0.1 is taken" not in caplog.text
 
 
-def test_who_is_left_out_is_no_client_by_default():
+def test_sites__who_is_left_out_is_no_client_by_default():
     fed, _ = fl.build(fl.Config.of(partition="natural", test_sites=("lima",)), dataset=sites(), model=NET)
     assert fed.client_names == ["bern", "oslo"]
     assert DataSettings(test_sites=("lima",)).prepare(sites()).test_owners.tolist().count(1) == 20
 
 
-def test_many_owners_of_a_test_set_have_no_columns():
+def test_sites__many_owners_of_a_test_set_have_no_columns():
     names = [f"writer {k}" for k in range(21)]
     fed, _ = fl.build(config(clients=21), dataset=sites([2] * 21, [1] * 21, names=names), model=NET)
     assert not fed.data.test_sites

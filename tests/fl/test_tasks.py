@@ -131,7 +131,7 @@ def smoothed(logits, labels):
         ("default", {"weights": WEIGHTS.tolist()}, SEVERAL, bce),
     ],
 )
-def test_losses_by_name(name, options, targets, expected):
+def test_tasks__losses_by_name(name, options, targets, expected):
     task = "classification" if targets is LABELS else "regression" if targets is NUMBERS else "multilabel"
     loss = losses.by_name(name, task, outputs=3, **options)
     torch.testing.assert_close(loss(LOGITS, targets), expected(LOGITS, targets))
@@ -140,7 +140,7 @@ def test_losses_by_name(name, options, targets, expected):
 @pytest.mark.parametrize(
     ("task", "targets"), [("classification", LABELS), ("regression", NUMBERS), ("multilabel", SEVERAL)]
 )
-def test_the_loss_of_a_model_with_exits_is_the_sum_of_theirs(task, targets):
+def test_tasks__the_loss_of_a_model_with_exits_is_the_sum_of_theirs(task, targets):
     exits = torch.stack([LOGITS, LOGITS.flip(0), LOGITS / 2], 1)
     names = [name for name, its in losses.NAMES.items() if its == task]
     for loss in [losses.by_name(name, task, outputs=3) for name in names]:
@@ -151,7 +151,7 @@ def test_the_loss_of_a_model_with_exits_is_the_sum_of_theirs(task, targets):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_clients_train_every_exit_of_their_model(backend):
+def test_tasks__clients_train_every_exit_of_their_model(backend):
     """One step of one client, written out; and predictions are the mean of the exits."""
     config = fl.Config.of(
         algorithm="fedavg", samples=60, clients=2, participants=1, model="resnet20", depth=(1,), width=(0.25,),
@@ -182,7 +182,7 @@ KINDS = {*METHODS, "apfl", "depthfl", "ditto", "fedasam", "fedprox", "fjord", "m
 
 
 @pytest.mark.parametrize("method", some(WITH_ANY_LOSS, [name for name in WITH_ANY_LOSS if name in KINDS]))
-def test_every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
+def test_tasks__every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
     """A loss of 0 moves no model, except for what a method's own terms do."""
     validating = {"local_valid": 0.2} if ALGORITHMS[method].validates(ALGORITHMS[method].options) else {}
     config = settings(algorithm=method, loss=nothing, clients=14, **validating)
@@ -212,7 +212,7 @@ def test_every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
-def test_backends_agree_on_a_loss_of_your_own(backend):
+def test_tasks__backends_agree_on_a_loss_of_your_own(backend):
     rounds = {}
     for name in ("loop", backend):
         _, algorithm = fl.build(settings(loss=half_squared, backend=name), table("classification"), net)
@@ -221,7 +221,7 @@ def test_backends_agree_on_a_loss_of_your_own(backend):
         torch.testing.assert_close(rounds[backend][name], tensor)
 
 
-def test_class_weights_of_1_and_no_smoothing_are_cross_entropy():
+def test_tasks__class_weights_of_1_and_no_smoothing_are_cross_entropy():
     states = []
     for weights in ((), (1.0, 1.0, 1.0)):
         _, algorithm = fl.build(settings(class_weights=weights), table("classification"), net)
@@ -230,7 +230,7 @@ def test_class_weights_of_1_and_no_smoothing_are_cross_entropy():
 
 
 @pytest.mark.slow
-def test_regression_reaches_least_squares(tmp_path):
+def test_simulate__regression_reaches_least_squares(tmp_path):
     data = table("regression")
     config = settings(clients=1, participants=1, rounds=30, local_epochs=4, lr=0.1, momentum=0.5)
     summary = fl.simulate(config, tmp_path / "run", dataset=data, model=lambda: nn.Linear(6, 3))
@@ -243,7 +243,7 @@ def test_regression_reaches_least_squares(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
-def test_scores_of_each_client_are_scikit_learn_s(task):
+def test_tasks__scores_of_each_client_are_scikit_learn_s(task):
     fed, algorithm = fl.build(settings(local_test=0.3), table(task), net)
     server = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))[0]
     rows = evaluate.score_clients(fed, lambda: shared(server["global"], 6))["test"]
@@ -267,7 +267,7 @@ def test_scores_of_each_client_are_scikit_learn_s(task):
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3))
-def test_r2_and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, clients):
+def test_r2__and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, clients):
     rng = np.random.default_rng(seed)
     owners = np.sort(np.concatenate([np.arange(clients), rng.integers(clients, size=9)]))
     targets, predicted = rng.integers(3, size=(2, len(owners), outputs)).astype(float)
@@ -285,7 +285,7 @@ def test_r2_and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, cli
         assert found[owner] == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_client_without_a_class_does_not_count_in_its_mean(tmp_path):
+def test_simulate__a_client_without_a_class_does_not_count_in_its_mean(tmp_path):
     """Its recall once counted as 0, and so did F1 and precision of classes that it neither has nor predicts."""
     outputs, y = np.eye(4)[[0, 0, 1]], np.array([0, 1, 1])
     known = {"recall": [1, 1 / 2], "precision": [1 / 2, 1], "f1": [2 / 3, 2 / 3]}  # of predictions 0, 0, 1
@@ -306,7 +306,7 @@ def test_a_client_without_a_class_does_not_count_in_its_mean(tmp_path):
         assert summary["final"][f"local_test_recall_{k}"] == pytest.approx(np.nanmean(scores))
 
 
-def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
+def test_simulate__metrics_are_scikit_learn_s_and_your_own(tmp_path):
     names = ["roc_auc_ovr", "balanced_accuracy", "recall_per_class", margin]
     config = settings(metrics=names, local_test=0.3, best_by="test_roc_auc_ovr", rounds=3, keep_best=True)
     data = table("classification")
@@ -329,14 +329,14 @@ def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
     assert fl.Config.read(tmp_path / "run").evaluation.metrics[-1].endswith("test_tasks:margin")
 
 
-def test_a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
+def test_simulate__a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
     config = settings(rounds=1, metrics=[share, "neg_log_loss"], local_test=0.2)
     final = fl.simulate(config, tmp_path / "run", dataset=table("classification"), model=net)["final"]
     assert final["test_neg_log_loss"] == pytest.approx(-final["loss"], rel=1e-6)
     assert final["local_test_neg_log_loss"] == pytest.approx(-final["local_test_loss"], rel=1e-6)
 
 
-def test_a_metric_that_is_not_defined_is_left_out_of_clients_means():
+def test_tasks__a_metric_that_is_not_defined_is_left_out_of_clients_means():
     rows = [{"accuracy": 1.0, "loss": 0.0, "f1": 1.0, "roc_auc": value} for value in (0.5, float("nan"), 1.0)]
     assert evaluate.summarise_clients({"test": rows})["local_test_roc_auc"] == 0.75
     one_class = metric("roc_auc_ovr", table("classification"))(LOGITS.numpy(), np.zeros(40, int))
@@ -344,14 +344,14 @@ def test_a_metric_that_is_not_defined_is_left_out_of_clients_means():
 
 
 @pytest.mark.parametrize(("clients", "tenth"), [(20, 0.5), (19, 0.0), (3, 0.0)])
-def test_the_worst_tenth_of_clients_is_rounded_down_and_at_least_one(clients, tenth):
+def test_tasks__the_worst_tenth_of_clients_is_rounded_down_and_at_least_one(clients, tenth):
     rows = [{"accuracy": k / 20, "loss": 0.0, "f1": 0.0} for k in range(clients)]
     assert evaluate.summarise_clients({"test": rows})["local_test_worst_tenth"] == pytest.approx(tenth / 20)
     errors = [{"mae": float(k), "loss": 0.0, "r2": 0.0} for k in range(clients)]
     assert evaluate.summarise_clients({"test": errors})["local_test_mae_worst_tenth"] == clients - 1 - tenth
 
 
-def test_classes_by_name():
+def test_tasks__classes_by_name():
     x = torch.rand(4, 2)
     data = fl.Dataset.from_arrays(x, ["dog", "cat", "dog", "cow"], x, np.array(["cow", "cow", "cat", "dog"]))
     assert data.names == ("cat", "cow", "dog")
@@ -399,12 +399,12 @@ def test_classes_by_name():
         ("regression", {"algorithm": "fedgen"}, "fedgen learns from the cross entropy of classes"),
     ],
 )
-def test_refusals(task, more, message, tmp_path):
+def test_simulate__refusals(task, more, message, tmp_path):
     with pytest.raises(fl.FLError, match=message):
         fl.simulate(settings(**more), tmp_path / "run", dataset=table(task), model=net)
 
 
-def test_functions_without_a_name_are_refused():
+def test_tasks__functions_without_a_name_are_refused():
     with pytest.raises(fl.FLError, match="define it with `def` at the top level"):
         settings(loss=lambda outputs, targets: outputs.sum(1))
 
@@ -419,14 +419,14 @@ def test_functions_without_a_name_are_refused():
         ("ranking", [0.0, 1.0, 2.0], "'ranking'"),
     ],
 )
-def test_targets_that_are_none(task, y, message):
+def test_tasks__targets_that_are_none(task, y, message):
     x = torch.rand(3, 2)
     with pytest.raises(fl.FLError, match=message):
         fl.Dataset.from_arrays(x, y, x, y, task=task)
 
 
 @pytest.mark.slow
-def test_regression_with_femam_and_figures(tmp_path, capsys):
+def test_simulate__regression_with_femam_and_figures(tmp_path, capsys):
     """Levels add up for numbers as for logits; compare prints errors and draws them."""
     from fl.compare import main
 
@@ -441,7 +441,7 @@ def test_regression_with_femam_and_figures(tmp_path, capsys):
     assert (tmp_path / "all.png").exists()
 
 
-def test_labels_that_are_0_and_1_are_no_classes():
+def test_tasks__labels_that_are_0_and_1_are_no_classes():
     """HeteroFL's clients train all outputs of several labels, and of numbers."""
     for task in ("multilabel", "regression"):
         fed, _ = fl.build(settings(), table(task), net)
@@ -450,7 +450,7 @@ def test_labels_that_are_0_and_1_are_no_classes():
 
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex", "fedfa"])
 @pytest.mark.parametrize("task", ["multilabel", "regression"])
-def test_clients_of_unequal_width_train_every_output(task, method):
+def test_tasks__clients_of_unequal_width_train_every_output(task, method):
     _, algorithm = fl.build(settings(algorithm=method), table(task), net)
     server = algorithm.init()
     after, _ = algorithm.round(server, [0, 1], fl.Rng(0, 1))
@@ -475,17 +475,17 @@ def needs_both(outputs, targets):
         ([margin, margin], "there is another margin; leave one out, or rename it"),
     ],
 )
-def test_metrics_of_one_name_are_refused(metrics, message):
+def test_tasks__metrics_of_one_name_are_refused(metrics, message):
     with pytest.raises(fl.FLError, match=message):
         fl.build(settings(metrics=metrics), table("classification"), net)
 
 
-def test_a_metric_of_your_own_may_be_undefined(tmp_path):
+def test_simulate__a_metric_of_your_own_may_be_undefined(tmp_path):
     fl.simulate(settings(metrics=[needs_both], rounds=1), tmp_path / "run", dataset=table("classification"), model=net)
     assert np.isnan(read(tmp_path / "run" / "metrics.csv")[0]["test_needs_both"])
 
 
-def test_the_landscape_of_numbers_and_who_holds_how_many(tmp_path, capsys, monkeypatch):
+def test_tasks__the_landscape_of_numbers_and_who_holds_how_many(tmp_path, capsys, monkeypatch):
     from fl.analysis.landscape import mean_loss
     from fl.data.__main__ import main
 

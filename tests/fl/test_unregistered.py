@@ -35,7 +35,9 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_they_are_compared_refused_by_name_and_resumed_where_it_is_registered(folder, monkeypatch, capsys):
+def test_unregistered__they_are_compared_refused_by_name_and_resumed_where_it_is_registered(
+    folder, monkeypatch, capsys
+):
     assert compare.main([str(folder.parent), "--out", str(folder.parent / "c.png")]) == 0
     assert "\nmine " in capsys.readouterr().out
     assert run.main(["--resume", str(folder)]) == 2
@@ -50,7 +52,7 @@ def test_they_are_compared_refused_by_name_and_resumed_where_it_is_registered(fo
     assert eval(call)["rounds"] == 2
 
 
-def test_a_method_may_have_the_name_of_a_setting(monkeypatch):
+def test_unregistered__a_method_may_have_the_name_of_a_setting(monkeypatch):
     """Only settings that are its options are taken for them."""
 
     def momentum(fed):

@@ -43,7 +43,7 @@ def network():
         ("focal", {"weights": tuple(range(1, 12))}),
     ],
 )
-def test_losses_are_those_of_the_tokens_that_count(name, options):
+def test_unscored__losses_are_those_of_the_tokens_that_count(name, options):
     _, y = draws(7, 2)
     logits = torch.randn(7, LENGTH, WORDS, dtype=torch.float64)
     loss = losses.by_name(name, "classification", outputs=WORDS, **options)
@@ -55,7 +55,7 @@ def test_losses_are_those_of_the_tokens_that_count(name, options):
     assert not each[~counts].any()
 
 
-def test_scores_are_those_of_the_tokens_that_count():
+def test_unscored__scores_are_those_of_the_tokens_that_count():
     x, y = draws(7, 3)
     net = network()
     found = scores(net, x, y, WORDS)
@@ -66,7 +66,7 @@ def test_scores_are_those_of_the_tokens_that_count():
 
 
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
-def test_backends_agree(backend):
+def test_unscored__backends_agree(backend):
     after = {}
     for name in ("loop", backend):
         config = fl.Config.of(
@@ -78,7 +78,7 @@ def test_backends_agree(backend):
     torch.testing.assert_close(after[backend], after["loop"], rtol=1e-4, atol=1e-5)
 
 
-def test_one_client_is_sgd_by_hand():
+def test_unscored__one_client_is_sgd_by_hand():
     config = fl.Config.of(
         algorithm="fedavg", rounds=1, participants=1, clients=1, partition="iid", local_epochs=1, batch_size=100,
         lr=0.5, momentum=0.0,
@@ -92,7 +92,7 @@ def test_one_client_is_sgd_by_hand():
         torch.testing.assert_close(after["global"][name], (parameter - 0.5 * g).detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_scores_of_each_client_are_of_its_tokens(tmp_path):
+def test_unscored__scores_of_each_client_are_of_its_tokens(tmp_path):
     config = fl.Config.of(
         algorithm="fedavg", rounds=1, participants=5, clients=5, partition="natural", batch_size=4, local_test=0.25
     )
@@ -109,7 +109,7 @@ def test_scores_of_each_client_are_of_its_tokens(tmp_path):
     assert summary["final"]["local_test_accuracy"] == pytest.approx(sum(found) / 5)
 
 
-def test_a_client_has_the_tokens_of_its_prompts():
+def test_unscored__a_client_has_the_tokens_of_its_prompts():
     data = fl.Dataset.from_arrays([[1, 2], [3, 4]], [[-100, 5], [-100, 0]], [[1, 2]], [[-100, 5]], classes=7)
     held = classes_held(data, [torch.tensor([0]), torch.tensor([1])], [0, 1])
     assert held.int().tolist() == [[0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 1, 1, 0, 0]]
@@ -123,12 +123,12 @@ def test_a_client_has_the_tokens_of_its_prompts():
         ([[1, -100]], [[1, 2]], "tokens go from 0"),
     ],
 )
-def test_what_is_refused(x, y, message):
+def test_unscored__what_is_refused(x, y, message):
     with pytest.raises(fl.FLError, match=message):
         fl.Dataset.from_arrays(x, y, [[1, 2]], [[1, 2]], classes=3)
 
 
-def test_prototypes_need_every_token():
+def test_unscored__prototypes_need_every_token():
     config = fl.Config.of(algorithm="fedproto", clients=5, participants=2, partition="natural")
     with pytest.raises(fl.FLError, match="some of these data count for none"):
         fl.build(config, dataset=text(), model=network())

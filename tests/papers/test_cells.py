@@ -10,7 +10,7 @@ from benchmarks.papers.verdict import MEASURES, result
 from fl import FLError
 
 
-def test_all_tables_and_figures_with_results_have_a_cell():
+def test_cells__all_tables_and_figures_with_results_have_a_cell():
     assert all(cell.id == name and find(name) is cell for name, cell in cells().items())
     places = {paper: {cell.place for cell in cells().values() if cell.paper == paper} for paper in PAPERS}
     assert {"Table 1", *(f"Fig. {k}" for k in range(5, 13))} <= places["fedmr"]
@@ -21,7 +21,7 @@ def test_all_tables_and_figures_with_results_have_a_cell():
 
 
 @pytest.mark.nightly
-def test_settings_of_all_runs_pass_the_checks():
+def test_cells__settings_of_all_runs_pass_the_checks():
     """Each once: runs of one table are alike but for their method."""
     seen = set()
     for cell in cells().values():
@@ -32,7 +32,7 @@ def test_settings_of_all_runs_pass_the_checks():
                 seen.add(key)
 
 
-def test_the_base_of_the_adapters_is_made_by_a_command_and_gets_a_new_classifier(tmp_path, monkeypatch):
+def test_cells__the_base_of_the_adapters_is_made_by_a_command_and_gets_a_new_classifier(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))
     with pytest.raises(FLError, match=r"make it by `python -m benchmarks.papers.adapters`"):
@@ -44,7 +44,7 @@ def test_the_base_of_the_adapters_is_made_by_a_command_and_gets_a_new_classifier
     assert {name for name in base if not torch.equal(made[name], base[name])} == {"head.weight", "head.bias"}
 
 
-def test_runs_of_one_name_are_the_same_runs():
+def test_cells__runs_of_one_name_are_the_same_runs():
     known = {}
     for cell in cells().values():
         for arm in cell.arms:
@@ -54,7 +54,7 @@ def test_runs_of_one_name_are_the_same_runs():
     assert len({run.rpartition("/")[0] for run in known}) > 100
 
 
-def test_comparisons_fit_their_cells():
+def test_cells__comparisons_fit_their_cells():
     for cell in cells().values():
         for one in cell.comparisons:
             assert one.measure in MEASURES or one.measure.startswith("tmac")
@@ -67,7 +67,7 @@ def test_comparisons_fit_their_cells():
         Cell("FedMR.table1", "Table 1", "")
 
 
-def test_numbers_are_those_of_the_recipes():
+def test_cells__numbers_are_those_of_the_recipes():
     config = find("fedmr.table1.cifar10.lenet.dir0.5").arm("fedmr").config
     settings = (config.model.name, config.local.momentum, config.method.options.unit, config.rounds)
     assert settings == ("lenet", 0.5, "layer", 500)
@@ -87,7 +87,7 @@ def test_numbers_are_those_of_the_recipes():
 
 
 @pytest.mark.nightly
-def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
+def test_cells__what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     smaller = {name: result(cell) for name, cell in cells().items() if cell.place == SMALLER}
     # These have no column with Fig. 6's own measure of the similarity.
     older = {name for name in smaller if name.startswith("fedmr.smaller.cosine.")}
@@ -105,7 +105,7 @@ def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     assert one.verdict == "reproduced"
 
 
-def test_claims_name_cells_and_comparisons_that_there_are():
+def test_cells__claims_name_cells_and_comparisons_that_there_are():
     for claim in CLAIMS:
         for smaller in (False, True):
             borne = [cell for name, cell in cells().items() if claim.bears(name, smaller)]

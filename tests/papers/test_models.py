@@ -38,7 +38,7 @@ def make_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
+def test_models__a_run_is_compared_with_the_weights_it_began_with(tmp_path):
     config = CONFIG.replace(rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500)
     began = build(config)[1].init()["global"]
     simulate(config, tmp_path / "run")
@@ -49,7 +49,7 @@ def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.drawn
-def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
+def test_models__similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
     folder, out = make_run(depth=(3, 1, 4)), tmp_path / "a.png"
     flags = ["--model", "preresnet20", "--width", "0.25", "--depth", "3,1,1", "--seed", "5", "--out", str(out)]
     assert main(["similarity", str(folder), *flags]) == 0
@@ -73,7 +73,7 @@ def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsy
     assert re.search(r"conv2 +1 ", capsys.readouterr().out)
 
 
-def test_pairs_without_a_value_do_not_count():
+def test_models__pairs_without_a_value_do_not_count():
     nan = float("nan")
     layers = {"a.weight": torch.tensor([[1, nan, nan], [nan, 1, 0.25], [nan, 0.25, 1]])}
     section = SectionSimilarity("one", ("one.1", "one.2", "one.3"), layers)
@@ -81,7 +81,7 @@ def test_pairs_without_a_value_do_not_count():
     assert heat_maps([Compared("", [section])]).axes[0].images[0].get_array().count() == 2
 
 
-def test_heat_maps_show_every_section_before_and_after():
+def test_models__heat_maps_show_every_section_before_and_after():
     def section(name, value, blocks=3):
         matrix = torch.full((blocks, blocks), value).fill_diagonal_(1)
         return SectionSimilarity(name, tuple(f"{name}.{1 + b}" for b in range(blocks)), {"w": matrix, "v": matrix / 2})
@@ -103,7 +103,7 @@ def test_heat_maps_show_every_section_before_and_after():
 
 @pytest.mark.nightly
 @pytest.mark.drawn
-def test_scales_of_a_family(make_run, tmp_path, capsys):
+def test_models__scales_of_a_family(make_run, tmp_path, capsys):
     larger = make_run("b", width=(0.5, 0.25, 1.0), depth=(3, 1, 2))
     wider, smallest = make_run("a", width=(0.5,), depth=(1,)), make_run("c", depth=(1,))
     out = tmp_path / "s.png"
@@ -130,7 +130,7 @@ def test_scales_of_a_family(make_run, tmp_path, capsys):
         read([smallest, wider, make_run("d", width=(0.5,), depth=(1,))])
 
 
-def test_the_first_and_the_last_convolution_are_those_of_the_forward_pass(make_run):
+def test_models__the_first_and_the_last_convolution_are_those_of_the_forward_pass(make_run):
     members = read([make_run("a", depth=(1,)), make_run("b", depth=(1, 1, 2))])
     assert [list(ends(one)) for one in members] == [
         ["stem.conv.weight", "section3.0.conv2.weight"],  # registered before the shortcut
@@ -150,7 +150,7 @@ def test_the_first_and_the_last_convolution_are_those_of_the_forward_pass(make_r
         histograms(members * 7)
 
 
-def test_models_that_are_no_family_are_refused(make_run):
+def test_models__that_are_no_family_are_refused(make_run):
     small, wide, other = make_run("a"), make_run("b", width=(0.5,), depth=(1,)), make_run("c", model="cnn", depth=())
     for folders, reason in (
         ([small], "two run folders or more"),
@@ -165,7 +165,7 @@ def test_models_that_are_no_family_are_refused(make_run):
         measure([Member("x", one.spec, one.model) for one in read([small, wide])[::-1]])
 
 
-def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys):
+def test_models__what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for flags, said in (
         ("", "give run folders, or an untrained --model"),

@@ -77,7 +77,7 @@ SINGLE = [name for name in SINGLE if not name.endswith("-released")]
 
 
 @pytest.mark.parametrize("name", some(SINGLE, ["fedfa-cifar10", "heterofl-cifar10", "vit-cifar10", "fedadam-cifar10"]))
-def test_a_recipe_can_be_run_and_says_how(name):
+def test_recipes__a_recipe_can_be_run_and_says_how(name):
     experiment, text = RECIPES[name](), describe(RECIPES[name])
     experiment.check()
     assert Experiment.from_yaml(experiment.to_yaml()).runs() == experiment.as_read().runs()
@@ -88,7 +88,7 @@ def test_a_recipe_can_be_run_and_says_how(name):
         parse([recipe, *shlex.split(flags)], RECIPES).experiment.check()
 
 
-def test_there_is_one_for_every_row_of_the_tables_which_says_so():
+def test_recipes__there_is_one_for_every_row_of_the_tables_which_says_so():
     for paper, names in {fedmr: FEDMR, fedfa: [*ROWS, *TEXTS], femam: [f"femam-{name}" for name in SPLITS]}.items():
         assert {*paper.TABLE} == {*names}
         assert paper is fedfa or [*paper.RELEASED] == [f"{name}-released" for name in paper.TABLE]
@@ -96,7 +96,7 @@ def test_there_is_one_for_every_row_of_the_tables_which_says_so():
     assert len(RECIPES) == 165
 
 
-def test_the_command_lists_recipes(capsys):
+def test_recipes__the_command_lists_recipes(capsys):
     assert command.main(["femam-tiny-clusters"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     lines = {name: line.strip() for name, line in lines.items()}
@@ -105,7 +105,7 @@ def test_the_command_lists_recipes(capsys):
 
 
 @pytest.mark.slow
-def test_the_command_runs_a_row_on_other_data(tmp_path):
+def test_recipes__the_command_runs_a_row_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert command.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
     config = Config.read(tmp_path / "a")
@@ -113,7 +113,7 @@ def test_the_command_runs_a_row_on_other_data(tmp_path):
     assert "fedprox" not in (tmp_path / "a" / "config.yaml").read_text()
 
 
-def test_fedmrs_rows():
+def test_recipes__fedmrs_rows():
     """Section 5.1, and the defaults of the released code."""
     named = {"dir0.1": "dirichlet0.1", "dir0.5": "dirichlet0.5", "dir1.0": "dirichlet1", "iid": "iid"}
     for name in FEDMR:
@@ -133,14 +133,14 @@ def test_fedmrs_rows():
 
 
 @pytest.mark.parametrize("name", some([*FEDMR[::4], FEDMR[-1]], [FEDMR[-1]]))
-def test_fedmrs_models_take_their_images(name):
+def test_recipes__fedmrs_models_take_their_images(name):
     config = RECIPES[name]().config
     padded = blank(config.data.dataset).padded(config.data.pad)
     net = create(torch.Generator(), model_spec(config.replace(width=0.1), padded))
     assert net.eval()(padded.normalise(padded.x)).shape == (2, padded.classes)
 
 
-def test_the_papers_numbers():
+def test_recipes__the_papers_numbers():
     """Some that the papers' texts name, corners of the tables, and sums, so that no digit is mistyped."""
     table = fedmr.NUMBERS["cifar10", "resnet20", "dir0.1"]  # Table 1
     assert (table["fedmr"], table["fedmut"], table["fedavg"]) == ("59.20±1.22", "50.75±1.85", "42.14±3.91")
@@ -171,7 +171,7 @@ def test_the_papers_numbers():
 @pytest.mark.parametrize(
     "name", some(SPLITS, ["cifar100-clusters30", "cifar100-levels2-5-9", "tiny-clusters50", "tiny-dir0.1"])
 )
-def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
+def test_recipes__femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
     """On as many labels as the pooled data sets have: who gets how much, of how many classes, in which clusters."""
     experiment, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
     config, options, data = experiment.config, experiment.options, name.split("-")[0]
@@ -201,7 +201,7 @@ def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
             assert min(known) <= CLASSES[data] / 3  # very different mixtures
 
 
-def test_each_dirichlet_split_is_that_of_its_paper_or_code():
+def test_recipes__each_dirichlet_split_is_that_of_its_paper_or_code():
     """Hsu et al.'s mixtures for 100 clients of 500 images; by class what FedMR's and others' released code has."""
     labels = torch.arange(50_000) % 10
     data = Dataset("cifar10", torch.empty(0), labels, torch.empty(0), labels[:0], 10)
@@ -216,7 +216,7 @@ def test_each_dirichlet_split_is_that_of_its_paper_or_code():
         assert RECIPES[name]().config.data.partition.name == "dirichlet"
 
 
-def test_femams_released_code_differs_by_these_flags():
+def test_recipes__femams_released_code_differs_by_these_flags():
     flags = "--femam.combine mean --femam.start global --femam.prox 0.02 --femam.prox-all-levels "
     flags += "--femam.clustering kmeans --femam.compare classifier --femam.no-share-gradients"
     released = RECIPES["femam-tiny-iid-released"]()
@@ -224,7 +224,7 @@ def test_femams_released_code_differs_by_these_flags():
     assert released.options["femam"].start != RECIPES["femam-tiny-iid"]().options["femam"].start
 
 
-def test_fedfas_settings_of_images():
+def test_recipes__fedfas_settings_of_images():
     """A reconstruction, after HeteroFL's released code."""
     for name, (_, _, mode, spread) in ROWS.items():
         config, local = RECIPES[name]().config, RECIPES[name]().config.local
@@ -240,7 +240,7 @@ def test_fedfas_settings_of_images():
 
 
 @pytest.mark.parametrize("name", some(TEXTS, ["fedfa-wikitext2-both"]))
-def test_fedfas_settings_of_text(name):
+def test_recipes__fedfas_settings_of_text(name):
     config = RECIPES[name]().config
     assert RECIPES[name]().algorithms == (RIVAL[TEXTS[name]], "fedfa")
     words = torch.zeros(2, 64, dtype=torch.int32)
@@ -264,7 +264,7 @@ BOTH = [name for name in ROWS if name.endswith("both-iid")]
 
 
 @pytest.mark.parametrize("name", some(BOTH, BOTH[::3]))
-def test_fedfas_models_take_their_images(name):
+def test_recipes__fedfas_models_take_their_images(name):
     """The full one and the smallest, with the 10 images of a step, on the meta device."""
     data, config = ROWS[name][0], RECIPES[name]().config
     spec = model_spec(config, blank(data))
@@ -285,7 +285,7 @@ def check_candidates(config, full):
     assert all(few >= min(2, many) for few, many in zip(space.smallest.depth, full.depth))
 
 
-def test_heterofls_and_nefls_own():
+def test_recipes__heterofls_and_nefls_own():
     config = RECIPES["heterofl-cifar10"]().config
     assert factors(config, 150, 151, 250, 251) == pytest.approx([1, 0.1, 0.1, 0.01])
     space = space_of(config)
@@ -295,7 +295,7 @@ def test_heterofls_and_nefls_own():
     assert factors(config, 250, 251, 375, 376) == pytest.approx([1, 0.1, 0.1, 0.01])
 
 
-def test_flowers_heterofl_and_fjord():
+def test_recipes__flowers_heterofl_and_fjord():
     config = RECIPES["heterofl-cifar10-a-e"]().config
     assert (config.clients.cohort(), config.local.epochs, config.rounds, config.model.norm) == (
         100,
@@ -311,14 +311,14 @@ def test_flowers_heterofl_and_fjord():
     assert RECIPES["fjord-cifar10"]().options["fjord"].widths == config.model.architectures.widths
 
 
-def test_depthfls_own():
+def test_recipes__depthfls_own():
     config = RECIPES["depthfl-cifar100"]().config
     assert (config.clients.cohort(), config.local.epochs, config.rounds, config.local.batch_size) == (10, 5, 1000, 50)
     assert factors(config, 1, 2, 3) == pytest.approx([1, 0.998, 0.998**2])
     assert [sum(map(bool, spec.depth)) for spec in space_of(config)] == [1, 2, 3, 4]
 
 
-def test_scalefls_own():
+def test_recipes__scalefls_own():
     config = RECIPES["scalefl-cifar10"]().config
     assert (config.clients.cohort(), config.local.epochs, config.local.batch_size) == (10, 5, 16)
     assert factors(config, 100, 101, 200, 201) == pytest.approx([1, 0.1, 0.1, 0.01])
@@ -331,7 +331,7 @@ def test_scalefls_own():
     assert all(level in space for level in levels)
 
 
-def test_help_on_a_recipe_names_the_command_that_has_it(capsys):
+def test_recipes__help_on_a_recipe_names_the_command_that_has_it(capsys):
     with pytest.raises(SystemExit):
         command.main(["femam-fashion-mnist", "--help"])
     printed = capsys.readouterr().out

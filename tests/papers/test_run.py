@@ -51,7 +51,7 @@ def stopping(rounds):
 
 
 @pytest.mark.slow
-def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_path, monkeypatch, capsys):
+def test_run__an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_path, monkeypatch, capsys):
     part = Part(seeds=(0,), out=tmp_path / "parts", store=tmp_path / "store")
     monkeypatch.setattr(run, "simulate", stopping(2))
     with pytest.raises(KeyboardInterrupt):
@@ -86,7 +86,7 @@ def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_
     assert page.said(result(raised, part.store)) == "not run (reproduced at 4 of 5 rounds)"
 
 
-def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
+def test_run__the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
     seen, real = [], Attack.rows
     monkeypatch.setattr(Attack, "rows", lambda self, clients: seen.append(real(self, clients)) or real(self, clients))
     attacked = TINY.replace(algorithms="fedavg", rounds=8, attack=AttackOptions(share=0.25))
@@ -100,7 +100,7 @@ def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_path):
+def test_run__runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_path):
     adapters = AdapterOptions("lora", rank=2, modules=("fc1",), train=("fc2",))
     names = ("adapters.tiny/fedit", "adapters.tiny/ffa_lora", "adapters.tiny/model")
     kinds = (adapters, replace(adapters, learn="b"), AdapterOptions())
@@ -121,7 +121,7 @@ def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_pa
 
 
 @pytest.mark.nightly
-def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
+def test_run__the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
     levels = TINY.replace(
         partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2, clients=8,
         participants=8, samples=300, algorithms="femam", femam=FeMAMOptions(("global", "2"), (2,), prune=False),
@@ -150,7 +150,7 @@ def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_p
     )
 
 
-def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
+def test_run__a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
     assert play([cell], Part(("fedavg",), (0,), 1, out=tmp_path / "runs", store=tmp_path))
     arm, file = cell.arm("fedavg"), tmp_path / "fedmr.tiny/fedavg-seed0.csv"
     text = file.read_text()
@@ -179,7 +179,7 @@ def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
         stored.runs(other, tmp_path)
 
 
-def test_a_run_with_an_extension_is_none_without_it(tmp_path):
+def test_run__a_run_with_an_extension_is_none_without_it(tmp_path):
     """Runs of earlier versions have flags that say so, and others lack them."""
     calm = TINY.replace(algorithms="fedavg")
     kinds = {"calm": calm, "hit": calm.replace(attack=AttackOptions(share=0.5, amplify=2.0))}
@@ -194,7 +194,7 @@ def test_a_run_with_an_extension_is_none_without_it(tmp_path):
                     assert len(stored.runs(Arm("fedmr.a/b", asked), tmp_path / f"{name}{number}")) == 1
 
 
-def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
+def test_run__fewer_rounds_of_what_depends_on_them_are_stored_apart():
     longer = TINY.replace(algorithms="fedavg", rounds=100, eval_every=20)
     constant, falling = (Arm("fedmr.a/b", longer.replace(lr_schedule=name)) for name in ("constant", "step"))
     assert stored.path(constant, 0, 50).name == "b-seed0.csv"
@@ -204,7 +204,7 @@ def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
 
 
 @pytest.mark.slow
-def test_no_method_beats_a_rival_that_diverged(cell, tmp_path, monkeypatch):
+def test_run__no_method_beats_a_rival_that_diverged(cell, tmp_path, monkeypatch):
     assert play([cell], Part(seeds=(0,), out=tmp_path / "runs", store=tmp_path))
     real = stored.runs
     assert result(cell, tmp_path).verdict == "reproduced"
@@ -220,14 +220,14 @@ def test_no_method_beats_a_rival_that_diverged(cell, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_script_makes_of_the_stored_runs():
+def test_run__the_page_is_what_the_script_makes_of_the_stored_runs():
     again = "make it again: python -m benchmarks.papers --page"
     assert page.PAGE.read_text() == page.page(), again
     assert page.PAGE.with_name(page.TABLE).read_text() == page.table(), again
 
 
 @pytest.mark.nightly
-def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys):
+def test_run__the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stored, "STORE", tmp_path / "store")
     monkeypatch.setattr(page, "PAGE", tmp_path / "papers.md")
     assert command.main(["femam.figure5"]) == 0

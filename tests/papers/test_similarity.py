@@ -45,13 +45,13 @@ def weights(*shape, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize(
     "shape", [(5, 4, 3, 3), (4, 6, 2), (3, 2, 2, 2, 2), (6, 1, 3, 3), (5, 7, 1, 1), (6, 5), (1, 1, 3, 3), (3, 1)]
 )
-def test_it_is_the_papers_loops(shape):
+def test_similarity__it_is_the_papers_loops(shape):
     a, b = weights(*shape)
     assert filter_similarity(a, b) == pytest.approx(naive(a, b), abs=1e-12)
     assert filter_similarity(a.float(), b.float()) == pytest.approx(naive(a.float(), b.float()), abs=1e-6)
 
 
-def test_constant_maps_correlate_with_nothing():
+def test_similarity__constant_maps_correlate_with_nothing():
     a, b = weights(4, 3, 3, 3)
     a[1, 2], b[0, 0], b[3] = 0.1, 0, 7
     assert filter_similarity(a, b) == pytest.approx(naive(a, b), abs=1e-12)
@@ -60,7 +60,7 @@ def test_constant_maps_correlate_with_nothing():
     assert filter_similarity(near, near) == pytest.approx(1 - 1 / 12, abs=1e-9)  # but for that one map
 
 
-def test_tiles_change_nothing(monkeypatch):
+def test_similarity__tiles_change_nothing(monkeypatch):
     a, b = weights(7, 3, 3, 3)
     whole = filter_similarity(a, b)
     for tile in (1, 3 * 4, 3 * 9):  # tiles of one filter, of 2x2 and of 3x3
@@ -80,12 +80,12 @@ def test_tiles_change_nothing(monkeypatch):
         (torch.eye(3)[None].log(), torch.eye(3)[None], "NaN"),
     ],
 )
-def test_what_has_no_similarity_is_refused(a, b, reason):
+def test_similarity__what_has_no_similarity_is_refused(a, b, reason):
     with pytest.raises(FLError, match=reason):
         filter_similarity(a, b)
 
 
-def test_blocks_of_a_section_are_compared_convolution_by_convolution():
+def test_similarity__blocks_of_a_section_are_compared_convolution_by_convolution():
     generator = torch.Generator().manual_seed(0)
     net = zoo.create("preresnet20", generator, width=0.25, depth=(4, 2, 3))
     one, three = block_similarity(net)  # section2 has a single block after its first
@@ -108,7 +108,7 @@ def test_blocks_of_a_section_are_compared_convolution_by_convolution():
     assert [section.mean() for section in of_state] == [one.mean(), three.mean()]
 
 
-def test_first_blocks_are_compared_where_they_fit():
+def test_similarity__first_blocks_are_compared_where_they_fit():
     net = zoo.create("preresnet20", torch.Generator().manual_seed(0), width=0.25, depth=2)
     one, two, _ = block_similarity(net, first=True)
     assert not one.layers["conv1.weight"].isnan().any()
@@ -118,7 +118,7 @@ def test_first_blocks_are_compared_where_they_fit():
         block_similarity(net)
 
 
-def test_models_without_convolutions_are_compared_by_their_linear_layers():
+def test_similarity__models_without_convolutions_are_compared_by_their_linear_layers():
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     net = nn.TransformerEncoder(block, 3, enable_nested_tensor=False)
     (section,) = block_similarity(net)
@@ -128,12 +128,12 @@ def test_models_without_convolutions_are_compared_by_their_linear_layers():
 
 
 @pytest.mark.gpu
-def test_the_gpu_agrees():
+def test_similarity__the_gpu_agrees():
     a, b = weights(16, 12, 3, 3, dtype=torch.float32)
     assert filter_similarity(a.cuda(), b.cuda()) == pytest.approx(filter_similarity(a, b), abs=1e-5)
 
 
-def test_modules_beside_each_other_are_no_section_where_an_example_shows_them():
+def test_similarity__modules_beside_each_other_are_no_section_where_an_example_shows_them():
     net = nn.Sequential(Row(part(), part(), part()), Branches(sum))
     assert [found.name for found in block_similarity(net)] == ["0.blocks", "1.branches"]
     assert [found.name for found in block_similarity(net, example=X)] == ["0.blocks"]

@@ -18,7 +18,7 @@ def family():
     return [small, wide, deep], [in_wide, dropped.compose(narrow(shallow, like=small)[1])]
 
 
-def test_magnitudes_and_distances_are_mean_norms_of_maps():
+def test_variation__magnitudes_and_distances_are_mean_norms_of_maps():
     models, plans = family()
     states = [state(model) for model in models]
     found = variation_of(states[0], states[1:], plans)
@@ -39,7 +39,7 @@ def test_magnitudes_and_distances_are_mean_norms_of_maps():
     assert found.ratio.tolist() == pytest.approx([mean[1] / mean[0], mean[2] / mean[0]])
 
 
-def test_a_model_is_at_no_distance_from_its_own_corner():
+def test_variation__a_model_is_at_no_distance_from_its_own_corner():
     (_, wide, deep), (in_wide, in_deep) = family()
     for model, plan in ((wide, in_wide), (deep, in_deep)):
         own = plan.extract(state(model))
@@ -48,7 +48,7 @@ def test_a_model_is_at_no_distance_from_its_own_corner():
         assert variation_of(own, [twice], [plan]).ratio.tolist() == [1]
 
 
-def test_models_and_plans_must_fit():
+def test_variation__models_and_plans_must_fit():
     models, plans = family()
     small, wide, deep = map(state, models)
     with pytest.raises(SurgeryError, match="give the model that the plan was made for"):

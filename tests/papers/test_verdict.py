@@ -28,7 +28,7 @@ NUMBERS = Comparison(
         ({"own": [math.nan], "a": [54.0]}, "not reproduced"),
     ],
 )
-def test_numbers(values, verdict):
+def test_verdict__numbers(values, verdict):
     assert judge(NUMBERS, values) == verdict
 
 
@@ -46,20 +46,20 @@ def test_numbers(values, verdict):
         ((0.95, 1.02), False, math.inf, "not reproduced"),
     ],
 )
-def test_ratios(band, larger, ratio, verdict):
+def test_verdict__ratios(band, larger, ratio, verdict):
     one = Comparison("", "end", "ratio", ("own", "rival"), band=band, larger=larger)
     assert judge(one, {"own": [100 * ratio, 100 * ratio], "rival": [100.0]}) == verdict
     assert judge(one, {"own": [1.0]}) == "not run"
 
 
-def test_drops():
+def test_verdict__drops():
     one = Comparison("", "end", "drop", ("rival", "own", "rival-attacked", "own-attacked"), band=(1.01, 2.11))
     for attacked, verdict in ((41.0, "reproduced"), (82.0, "ordering reproduced"), (11.0, "not reproduced")):
         means = {"rival": 80.0, "own": 81.0, "rival-attacked": 20.0, "own-attacked": attacked}
         assert judge(one, {name: [mean] for name, mean in means.items()}) == verdict
 
 
-def test_orders_and_directions():
+def test_verdict__orders_and_directions():
     first = Comparison("", "late", "first", ("own", "a", "b"))
     assert judge(first, {"own": [3.0], "a": [2.0], "b": [2.9]}) == "ordering reproduced"
     assert judge(first, {"own": [3.0], "a": [2.0], "b": [3.0]}) == "not reproduced"
@@ -70,13 +70,13 @@ def test_orders_and_directions():
     assert [judge(rise, {"own": [by]}) for by in (0.02, 0.0)] == ["ordering reproduced", "not reproduced"]
 
 
-def test_a_cell_is_as_good_as_its_worst_comparison():
+def test_verdict__a_cell_is_as_good_as_its_worst_comparison():
     assert whole(["reproduced", "not reproduced", "not run"]) == "not reproduced"
     assert whole(["not run"]) == "not run"
     assert whole([]) == "cannot be known"
 
 
-def test_measures():
+def test_verdict__measures():
     rows = [
         {"round": r, "accuracy": r / 100, "loss": 1 / r, "seconds": 3.0 * r, "models_cosine": abs(r - 10) / 100}
         for r in range(1, 21)

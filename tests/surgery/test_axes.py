@@ -197,7 +197,7 @@ def programs(draw):
 
 @settings(max_examples=300)
 @given(programs(), seeds)
-def test_a_narrow_program_computes_the_kept_positions_of_the_full_one(program, seed):
+def test_axes__a_narrow_program_computes_the_kept_positions_of_the_full_one(program, seed):
     keep, results = keeper(seed), []
     for array, axes, run in zip(program.arrays, program.found, program.steps):
         expected = array[np.ix_(*(positions(axis, keep) for axis in axes))]
@@ -208,7 +208,7 @@ def test_a_narrow_program_computes_the_kept_positions_of_the_full_one(program, s
 
 @many
 @given(seeds, seeds)
-def test_positions_lie_inside_are_as_many_as_size_of_and_ascend_if_the_choice_does(seed, choice):
+def test_axes__positions_lie_inside_are_as_many_as_size_of_and_ascend_if_the_choice_does(seed, choice):
     axis, keep = random_axis(random.Random(seed), 3), keeper(choice)
     solver = Solver()
     solved, chosen = solver(axis), {solver(atom): keep(atom) for atom in atoms(axis)}
@@ -221,7 +221,7 @@ def test_positions_lie_inside_are_as_many_as_size_of_and_ascend_if_the_choice_do
 
 @many
 @given(seeds, seeds)
-def test_fix_keeps_every_position_and_the_first_of_the_firmest_reasons(seed, choice):
+def test_axes__fix_keeps_every_position_and_the_first_of_the_firmest_reasons(seed, choice):
     axis = random_axis(random.Random(seed), 3)
     before = {atom: atom.why for atom in atoms(axis)}
     assert is_fixed(axis) == all(before.values())
@@ -237,7 +237,7 @@ def test_fix_keeps_every_position_and_the_first_of_the_firmest_reasons(seed, cho
 
 @many
 @given(seeds, seeds)
-def test_unified_axes_keep_the_same_positions_and_lose_no_constraint(seed, choice):
+def test_axes__unified_axes_keep_the_same_positions_and_lose_no_constraint(seed, choice):
     generator = random.Random(seed)
     a = random_axis(generator)
     b = random_axis(generator, size=a.size)
@@ -267,7 +267,7 @@ def assert_same_either_way(made):
 
 @many
 @given(seeds)
-def test_unify_does_the_same_either_way_and_twice(seed):
+def test_axes__unify_does_the_same_either_way_and_twice(seed):
     def made():
         generator = random.Random(seed)
         a, c = random_axis(generator), random_axis(generator)
@@ -287,7 +287,7 @@ def test_unify_does_the_same_either_way_and_twice(seed):
          lambda a: product([a, Axis(2)]), lambda: product_of(3, 4)),
     ],
 )  # fmt: skip
-def test_axes_that_do_not_fit_together_leave_the_same_to_others_either_way(a, b, around, other):
+def test_axes__that_do_not_fit_together_leave_the_same_to_others_either_way(a, b, around, other):
     def made():
         first = a()
         return first, b(), around(first), other()
@@ -297,7 +297,7 @@ def test_axes_that_do_not_fit_together_leave_the_same_to_others_either_way(a, b,
 
 @many
 @given(seeds, seeds)
-def test_segments_divide_the_positions_of_an_axis(seed, choice):
+def test_axes__segments_divide_the_positions_of_an_axis(seed, choice):
     generator = random.Random(seed)
     axis = random_axis(generator, 3)
     a, b = sorted(generator.randint(0, axis.size) for _ in range(2))
@@ -325,7 +325,7 @@ def layouts(seed, count):
 
 @many
 @given(seeds, seeds)
-def test_a_reshape_keeps_the_elements_that_numpy_finds_there(seed, choice):
+def test_axes__a_reshape_keeps_the_elements_that_numpy_finds_there(seed, choice):
     shapes = layouts(seed, 3)
     axes = [[Axis(n, WHOLE if n == seed % 5 else None) for n in shapes[0]]]
     for shape in shapes[1:]:
@@ -341,7 +341,7 @@ def test_a_reshape_keeps_the_elements_that_numpy_finds_there(seed, choice):
 
 @many
 @given(seeds, seeds, st.booleans())
-def test_axes_that_are_unified_and_regrouped_keep_the_same_elements(seed, choice, before):
+def test_axes__that_are_unified_and_regrouped_keep_the_same_elements(seed, choice, before):
     one, other = layouts(seed, 2)
     a, b = Axis(math.prod(one)), Axis(math.prod(other))
     if before:
@@ -354,7 +354,7 @@ def test_axes_that_are_unified_and_regrouped_keep_the_same_elements(seed, choice
 
 @many
 @given(seeds, seeds)
-def test_a_digit_that_two_arrays_share_has_the_same_values_in_both(seed, choice):
+def test_axes__a_digit_that_two_arrays_share_has_the_same_values_in_both(seed, choice):
     """The kept elements of an array, taken apart by numpy into its digits."""
     (old, new), (other,) = layouts(seed, 2), layouts(seed + 1, 1)
     left, right = [Axis(n) for n in old], [Axis(n) for n in other]
@@ -398,7 +398,7 @@ def sum_of(*sizes):
           for learn in (lambda axis: unify(axis, Axis(4, WHOLE)), lambda axis: unify(Axis(4, WHOLE), axis))),
     ],
 )  # fmt: skip
-def test_what_is_learned_of_an_axis_by_hand(axis, learn, sizes, kept, fixed):
+def test_axes__what_is_learned_of_an_axis_by_hand(axis, learn, sizes, kept, fixed):
     made = axis()
     learn(made)
     found = terms(made) if len(terms(made)) > 1 else digits(made)
@@ -408,7 +408,7 @@ def test_what_is_learned_of_an_axis_by_hand(axis, learn, sizes, kept, fixed):
     assert len(fixed) < len(found) or {atom.why for atom in atoms(made)} == {WHOLE}
 
 
-def test_a_reshape_that_mixes_axes_fixes_them():
+def test_axes__a_reshape_that_mixes_axes_fixes_them():
     old = [Axis(4), Axis(6)]
     new = regroup(old, [6, 4])
     assert all(map(is_fixed, (*old, *new)))
@@ -416,7 +416,7 @@ def test_a_reshape_that_mixes_axes_fixes_them():
     assert next(atoms(old[0])).why.text.startswith("cannot")
 
 
-def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
+def test_axes__a_reshape_that_only_joins_and_divides_fixes_nothing():
     old = [Axis(4), Axis(6), Axis(1)]
     joined, last, one = regroup(old, [8, 3, 1])
     assert not any(map(is_fixed, (*old[:2], joined, last)))
@@ -430,7 +430,7 @@ def test_a_reshape_that_only_joins_and_divides_fixes_nothing():
     assert empty.why.text == "an empty tensor"
 
 
-def test_whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():
+def test_axes__whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():
     whole = [Axis(2, role("a")), Axis(3, role("b"))]
     axis = regroup([*whole, Axis(4)], [24])[0]
     assert digits(axis)[:2] == whole
@@ -441,7 +441,7 @@ def test_whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():
     assert positions(rest, half) == [0, 1, 4, 5]
 
 
-def test_units_of_halving_and_shuffling_one_after_the_other_stay_free():
+def test_axes__units_of_halving_and_shuffling_one_after_the_other_stay_free():
     """ShuffleNetV2's: half of the channels passes, and is interleaved with new ones as wide."""
     channels = concatenation([Axis(16), Axis(16)])
     for _ in range(3):
@@ -453,7 +453,7 @@ def test_units_of_halving_and_shuffling_one_after_the_other_stay_free():
     assert not any(atom.why for atom in atoms(channels) if atom.size > 2)
 
 
-def test_sizes_of_one_and_nothing_are_no_digits_and_no_terms():
+def test_axes__sizes_of_one_and_nothing_are_no_digits_and_no_terms():
     atom = Axis(5)
     assert product([Axis(1), atom, Axis(1)]) is atom
     assert concatenation([Axis(0), atom]) is atom
@@ -462,7 +462,7 @@ def test_sizes_of_one_and_nothing_are_no_digits_and_no_terms():
     assert digits(Axis(1)) == []
 
 
-def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
+def test_axes__that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
     a, b = product([Axis(4), Axis(6)]), product([Axis(6), Axis(4)])
     unify(a, b)
     assert is_fixed(a)
@@ -471,7 +471,7 @@ def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
         unify(Axis(2), Axis(3))
 
 
-def test_grouping_is_kept_by_split_and_unify():
+def test_axes__grouping_is_kept_by_split_and_unify():
     axis = Axis(8)
     mark_grouping(axis, "heads")
     assert all(digit.grouping for digit in split_digit(axis, 2))
@@ -487,5 +487,5 @@ def test_grouping_is_kept_by_split_and_unify():
     assert find(b).grouping
 
 
-def test_printing_shows_digits_terms_and_what_is_fixed():
+def test_axes__printing_shows_digits_terms_and_what_is_fixed():
     assert repr(product([Axis(2), concatenation([Axis(3, WHOLE), Axis(1)])])) == "(2*(3!+1))"

@@ -83,7 +83,7 @@ print(small.config.width, deep.config.depth)  # code may read how many blocks to
 """
 
 
-def test_it_works_with_torch_and_numpy_alone():
+def test_bare__it_works_with_torch_and_numpy_alone():
     ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split()[1:] == ["2", "2", "True"]
@@ -91,7 +91,7 @@ def test_it_works_with_torch_and_numpy_alone():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("room", "lines"), [("there", ["4 3"]), ("absent", ["WARNING", "WARNING", "8 3"])])
-def test_configurations_follow_where_their_room_is_there(room, lines):
+def test_bare__configurations_follow_where_their_room_is_there(room, lines):
     ran = subprocess.run(
         [sys.executable, "-c", CONFIGURED, room], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

@@ -86,7 +86,7 @@ def net():
     return Decoder(3).eval()
 
 
-def test_a_deeper_decoder_is_as_its_constructor_would_build_it(net):
+def test_cached_depth__a_deeper_decoder_is_as_its_constructor_would_build_it(net):
     before = copy.deepcopy(settings(net))
     full, plan = graft(net, depths=[5], example=EXAMPLE)
     native = Decoder(5).eval()
@@ -102,14 +102,14 @@ def test_a_deeper_decoder_is_as_its_constructor_would_build_it(net):
         assert torch.equal(back(IDS)["logits"], net(IDS)["logits"])
 
 
-def test_identity_starts_with_the_same_outputs_and_keeps_the_cache(net):
+def test_graft__identity_starts_with_the_same_outputs_and_keeps_the_cache(net):
     full, _ = graft(net, depths=[5], mode="identity", example={"input_ids": IDS})
     assert torch.equal(full(IDS)["logits"], net(IDS)["logits"])
     torch.testing.assert_close(*continued(full))
 
 
 @pytest.mark.parametrize("kept", [(0, 2), (1, 2)])
-def test_a_shallower_decoder_numbers_its_blocks_anew(net, kept):
+def test_ungraft__a_shallower_decoder_numbers_its_blocks_anew(net, kept):
     net.config.layer_types[:] = ["a", "b", "c"]
     small, plan = ungraft(net, keep=[kept], example=EXAMPLE)
     types = [["a", "b", "c"][i] for i in kept]
@@ -118,7 +118,7 @@ def test_a_shallower_decoder_numbers_its_blocks_anew(net, kept):
     torch.testing.assert_close(*continued(small))
 
 
-def test_without_an_example_lists_keep_their_length_and_caches_are_right(net, monkeypatch):
+def test_cached_depth__without_an_example_lists_keep_their_length_and_caches_are_right(net, monkeypatch):
     monkeypatch.setitem(BLOCKS, Block, None)
     full, plan = graft(net, depths=[5])
     assert isinstance(full.blocks[2], Chain)
@@ -154,7 +154,7 @@ class _Slot:
         self.cache[self.number] = value
 
 
-def test_blocks_that_share_a_slot_are_refused():
+def test_graft__blocks_that_share_a_slot_are_refused():
     torch.manual_seed(0)
     net = type("Sharing", (Decoder,), {"block": Hidden})(3).eval()
     with refused("depth: layer_idx"):
@@ -163,7 +163,7 @@ def test_blocks_that_share_a_slot_are_refused():
         check_cached(net.to("meta") if size == 4 else net, copy.deepcopy(net), EXAMPLE)
 
 
-def test_a_pass_that_goes_on_from_the_cache_is_compared_too(net):
+def test_cached_depth__a_pass_that_goes_on_from_the_cache_is_compared_too(net):
     class Forgetful(Decoder):
         def forward(self, input_ids, past=None, use_cache=True):
             return super().forward(input_ids, None, use_cache)
@@ -185,7 +185,7 @@ class Numbered(nn.Module):
         return self.b(self.a(x))
 
 
-def test_numbers_go_on_through_sections_and_begin_anywhere(monkeypatch):
+def test_cached_depth__numbers_go_on_through_sections_and_begin_anywhere(monkeypatch):
     monkeypatch.setitem(BLOCKS, Numbered, None)
     net = nn.ModuleDict({"enc": nn.ModuleList(), "dec": nn.ModuleList(), "other": nn.ModuleList()})
     for key, values in {"enc": (1, 2), "dec": (3, 4, 5), "other": (0, 1)}.items():
@@ -203,13 +203,13 @@ def test_numbers_go_on_through_sections_and_begin_anywhere(monkeypatch):
     assert own == [1, 2, 3, 4, 5, 6, 7, 0, 1, 2]
 
 
-def test_the_number_of_a_single_block_is_its_position():
+def test_cached_depth__the_number_of_a_single_block_is_its_position():
     single = Section("", ("0",))
     assert numbers(nn.ModuleList([Numbered(layer_idx=0, padding_idx=0)]), single) == {"layer_idx": [["0"]]}
     assert numbers(nn.ModuleList([Numbered(layer_idx=5)]), single) == {}
 
 
-def test_numbers_may_belong_to_an_attention_here_and_to_a_convolution_there():
+def test_cached_depth__numbers_may_belong_to_an_attention_here_and_to_a_convolution_there():
     def block(i, part):
         return nn.ModuleDict({part: Numbered(layer_idx=i, index=i), "mlp": nn.ModuleDict({"inner": Numbered(index=1)})})
 
@@ -220,7 +220,7 @@ def test_numbers_may_belong_to_an_attention_here_and_to_a_convolution_there():
     assert moved == {("1.attention", "layer_idx"): 0, ("2.attention", "layer_idx"): 1}
 
 
-def test_counts_are_those_of_the_section_they_are_named_for():
+def test_sections__counts_are_those_of_the_section_they_are_named_for():
     def stack(n):
         return nn.ModuleDict({"layers": nn.ModuleList(Numbered() for _ in range(n))})
 
@@ -242,7 +242,7 @@ def test_counts_are_those_of_the_section_they_are_named_for():
     assert recounted(net, [encoder, decoder], {encoder: deeper}) == {("", "config.depths"): (4, 3)}  # whose num_layers?
 
 
-def test_numbers_may_decide_how_many_outputs_there_are():
+def test_graft__numbers_may_decide_how_many_outputs_there_are():
     """As a detector has boxes above a bound; so it cannot run on the meta device."""
     torch.manual_seed(0)
 
@@ -261,7 +261,7 @@ def stack(n, kind=Numbered):
     return nn.ModuleDict({"layers": nn.ModuleList(kind() for _ in range(n))})
 
 
-def test_a_count_is_that_of_the_section_of_which_no_nearer_configuration_says_it():
+def test_sections__a_count_is_that_of_the_section_of_which_no_nearer_configuration_says_it():
     net = nn.ModuleDict({"vision": stack(3), "text": stack(3)})
     net.config, net["vision"].config = SimpleNamespace(num_layers=3), SimpleNamespace(num_layers=3)
     vision, text = surgery.sections(net)
@@ -269,7 +269,7 @@ def test_a_count_is_that_of_the_section_of_which_no_nearer_configuration_says_it
     assert recounted(net, [vision, text], {vision: [0, 1, 2, 2]}) == {("vision", "config.num_layers"): 4}
 
 
-def test_a_decoder_whose_configuration_takes_the_layers_of_an_encoder_for_its_number():
+def test_sections__a_decoder_whose_configuration_takes_the_layers_of_an_encoder_for_its_number():
     net = nn.ModuleDict({"decoder": stack(3)})
     net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
     (section,) = surgery.sections(net)
@@ -279,7 +279,7 @@ def test_a_decoder_whose_configuration_takes_the_layers_of_an_encoder_for_its_nu
     }
 
 
-def test_a_configuration_counts_and_lists_all_entries_of_a_list_of_several_sections():
+def test_sections__a_configuration_counts_and_lists_all_entries_of_a_list_of_several_sections():
     class Wide(Numbered):
         def __init__(self):
             super().__init__()
@@ -303,7 +303,7 @@ def test_a_configuration_counts_and_lists_all_entries_of_a_list_of_several_secti
     assert recounted(net, [first, second], {second: [0]})["", "config.num_layers"] == 3
 
 
-def test_a_decoder_beside_an_encoder_without_sections_leaves_the_encoders_number_alone():
+def test_sections__a_decoder_beside_an_encoder_without_sections_leaves_the_encoders_number_alone():
     net = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": stack(3)})
     net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
     (section,) = surgery.sections(net)

@@ -60,13 +60,13 @@ class Grid(nn.Module):
         return self.rows(grid.amax(2)) + self.columns(grid.amax(1))
 
 
-def test_of_equally_good_digits_of_a_product_the_minor_one_shrinks():
+def test_choose__of_equally_good_digits_of_a_product_the_minor_one_shrinks():
     small, plan = narrow(Grid(), 0.5, torch.zeros(2, 3))
     assert (small.rows.in_features, small.columns.in_features) == (4, 2)
     assert plan.entries["make.bias"][0].index == (((0, 2), (4, 6), (8, 10), (12, 14)),)
 
 
-def test_rates_are_for_what_the_named_modules_make():
+def test_choose__rates_are_for_what_the_named_modules_make():
     model = Residual()
     assert sizes(model, 0.5) == (4, 6, 10)
     assert sizes(model, {"layer2": 0.25}) == (8, 12, 5)
@@ -77,7 +77,7 @@ def test_rates_are_for_what_the_named_modules_make():
         narrow(model, {"stem": 0.5, "layer1": 0.25}, IMAGE)
 
 
-def test_a_width_may_be_a_number_of_positions_whatever_the_rounding():
+def test_choose__a_width_may_be_a_number_of_positions_whatever_the_rounding():
     model = Residual()
     for rounding in (math.ceil, 5):
         assert sizes(model, {"layer1.a": 7, "layer2": 1}, rounding=rounding) == (8, 7, 1)
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-def test_a_number_counts_the_positions_of_all_heads():
+def test_choose__a_number_counts_the_positions_of_all_heads():
     net, x = Attention(), torch.randn(2, 3, 5)
     small, plan = narrow(net, {"q": 8, "v": 0.5}, x)
     assert [layer.out_features for layer in (small.q, small.k, small.v)] == [8, 8, 12]
@@ -118,7 +118,7 @@ def test_a_number_counts_the_positions_of_all_heads():
             narrow(net, width, x)
 
 
-def test_modules_that_are_kept_keep_all_their_tensors(caplog):
+def test_choose__modules_that_are_kept_keep_all_their_tensors(caplog):
     model = Residual()
     assert sizes(model, 0.5, keep=["layer1"], strict=True) == (8, 12, 10)
     assert sizes(model, 0.5, keep=["stem"]) == (8, 6, 10)
@@ -126,7 +126,7 @@ def test_modules_that_are_kept_keep_all_their_tensors(caplog):
     assert not caplog.records
 
 
-def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
+def test_choose__patterns_that_match_nothing_and_shares_that_are_none_are_refused():
     model = Residual()
     for options, expected in [
         ({"keep": ["layer3"]}, "name: 'layer3'"),
@@ -148,7 +148,7 @@ def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
     assert sizes(model, 0.1, rounding=math.floor) == (1, 1, 2)
 
 
-def test_matches():
+def test_choose__matches():
     assert matches("a.b.c", "a.*")
     assert matches("a.b.c", "?.b")
     assert not matches("", "a")
@@ -165,7 +165,7 @@ def several():
     return Made(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
 
 
-def test_output_says_what_keeps_its_shape(caplog):
+def test_choose__output_says_what_keeps_its_shape(caplog):
     x = torch.randn(2, 6)
     with refused("width: a.weight"):
         narrow(several(), 0.5, x)
@@ -199,7 +199,7 @@ def both():
         lambda out: out.logits.add_(1),
     ],
 )
-def test_what_output_computes_with_keeps_its_shape(output):
+def test_choose__what_output_computes_with_keeps_its_shape(output):
     small, _ = narrow(both(), 0.5, torch.randn(2, 6), output=output)
     assert small.b.weight.shape == (4, 4)
 
@@ -207,12 +207,12 @@ def test_what_output_computes_with_keeps_its_shape(output):
 @pytest.mark.parametrize(
     "output", [lambda out: {"a": out.logits[:], "b": out.hidden.exp()}, lambda out: torch.cat(out, 1)]
 )
-def test_all_that_output_computes_with_keeps_its_shape(output):
+def test_choose__all_that_output_computes_with_keeps_its_shape(output):
     with refused("width: a.weight"):
         narrow(both(), 0.5, torch.randn(2, 6), output=output)
 
 
-def test_output_gives_what_the_model_returned():
+def test_choose__output_gives_what_the_model_returned():
     x = torch.randn(2, 6)
     with_input = Made(lambda net, x: (net.b(net.a(x).relu()), x), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
     small, _ = narrow(with_input, 0.5, x, output=lambda out: out[1])  # an input that it returned: no class has to stay
@@ -237,7 +237,7 @@ def best_of_four(net, x):
     return net.head(out + x)
 
 
-def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
+def test_choose__a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
     torch.manual_seed(0)
     layers = {"gate": nn.Linear(6, 4), "up": nn.Linear(6, 10), "head": nn.Linear(6, 3)}
     model = Made(best_of_four, **layers, experts=nn.ModuleList(nn.Linear(10, 6) for _ in range(4)))
@@ -250,7 +250,7 @@ def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
         narrow(model, 0.5, x, strict=True)
 
 
-def test_weights_times_a_mask_make_a_width():
+def test_choose__weights_times_a_mask_make_a_width():
     """A masked autoregressive layer (MADE), as users write it."""
     model = Made(
         lambda net, x: F.linear(F.linear(x, net.a.weight * net.first).relu(), net.b.weight * net.second),
@@ -264,7 +264,7 @@ def test_weights_times_a_mask_make_a_width():
     assert torch.equal(plan.build(model).second, model.second[:, :4])
 
 
-def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
+def test_choose__widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
     def hidden(net, x):
         return x + net.b(net.a(x).view(-1, 3, 4).flatten(1))
 
@@ -276,7 +276,7 @@ def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
     assert {"12", "7"} <= {*caplog.text.split()}  # widths, of which five are listed
 
 
-def test_streams_that_mix_by_a_square_matrix_stay_and_the_features_of_each_shrink():
+def test_choose__streams_that_mix_by_a_square_matrix_stay_and_the_features_of_each_shrink():
     """Hyper-connections: all 3 * 8 numbers make the matrix of 3 * 3 that mixes the streams."""
 
     def forward(net, x):
@@ -296,7 +296,7 @@ def test_streams_that_mix_by_a_square_matrix_stay_and_the_features_of_each_shrin
 
 @settings(max_examples=200)
 @given(st.integers(0, 10**6))
-def test_exact_covers_are_all_there_are(seed):
+def test_choose__exact_covers_are_all_there_are(seed):
     generator = random.Random(seed)
     products = [tuple(generator.choices("abcdef", k=generator.randint(1, 4))) for _ in range(generator.randint(1, 4))]
     letters = sorted({letter for product in products for letter in product})
@@ -311,7 +311,7 @@ def test_exact_covers_are_all_there_are(seed):
     assert len(found) == len(expected)
 
 
-def test_patterns_that_decide_nothing_are_refused():
+def test_choose__patterns_that_decide_nothing_are_refused():
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     for rates, expected in (
         ({"1": 0.5}, "argument: '1'"),
@@ -325,7 +325,7 @@ def test_patterns_that_decide_nothing_are_refused():
             narrow(model, 0.5, torch.zeros(1, 4))
 
 
-def test_the_example_stays_as_it_was():
+def test_choose__the_example_stays_as_it_was():
     def writing(net, x):  # and looking at numbers, so that it cannot run on the meta device
         x -= x.mean()
         return net.b(net.a(x) if x.sum().item() < 1e9 else x)
@@ -356,7 +356,7 @@ class Rotary(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-def test_dropped_heads_keep_their_dimension():
+def test_choose__dropped_heads_keep_their_dimension():
     for heads, angles, left in (("inside", 2, 4), ("drop", 4, 2)):
         small, _ = narrow(Rotary(), 0.5, torch.randn(2, 6, 5), heads=heads)
         assert (small.angles.shape[1], small.heads, small.qkv.out_features) == (angles, left, 48)
@@ -390,7 +390,7 @@ class Sinks(nn.Module):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("per_head", ["sinks", "gate", "temperature"])
 @torch.no_grad()
-def test_a_number_for_each_head_stays_where_heads_shrink_inside(per_head, groups):
+def test_choose__a_number_for_each_head_stays_where_heads_shrink_inside(per_head, groups):
     x = torch.randn(2, 3, 12)
     net = Sinks(per_head, groups).eval()
     delattr(net, "sinks" if per_head == "gate" else "gate")
@@ -423,7 +423,7 @@ class SharedHeadDimension(nn.Module):
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.7])
-def test_axes_that_become_one_are_those_of_the_operation_that_fails(rate):
+def test_choose__axes_that_become_one_are_those_of_the_operation_that_fails(rate):
     """Halves of queries round up apart from values: these get the queries' size, whatever the model's own width is."""
     net = nn.Sequential(nn.Linear(5, 40), SharedHeadDimension(), nn.Linear(40, 3))
     small, _ = narrow(net, rate, torch.randn(2, 6, 5), strict=True)
@@ -447,7 +447,7 @@ class Average(nn.Module):
         return self.c(y)
 
 
-def test_what_only_training_uses_shrinks_too():
+def test_choose__what_only_training_uses_shrinks_too():
     model, x = Average().train(), torch.randn(4, 8)
     small, _ = narrow(model, 0.5, x, strict=True)
     assert small.average.shape == (8,)
@@ -465,7 +465,7 @@ class Draws(Average):
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
-def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone(on_meta):
+def test_choose__the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone(on_meta):
     class Looks(Draws):
         def forward(self, x):
             return super().forward(x) * (1 if on_meta or x.sum().item() else 2)
@@ -491,7 +491,7 @@ def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone
 
 
 @pytest.mark.parametrize("cut", [partial(narrow, width=0.5), partial(prune, target=Target(macs=0.5), importance=None)])
-def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(cut):
+def test_choose__a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(cut):
     class Counts(Average):
         def __init__(self):
             super().__init__()
@@ -526,7 +526,7 @@ class Branch(nn.Module):
         return self.c(self.other(y) if x.dim() == 2 else y)
 
 
-def test_what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(caplog):
+def test_choose__what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(caplog):
     example = torch.randn(2, 4, 8)
     narrow(Branch(), 0.5, example)
     (record,) = caplog.records
@@ -539,7 +539,7 @@ def test_what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(cap
         narrow(Branch(), 0.5, example, keep=keep, strict=keep == ["other"])
 
 
-def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_them():
+def test_choose__a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_them():
     class Refuses(Average):
         def forward(self, x):
             if self.training:
@@ -550,7 +550,7 @@ def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_th
         narrow(Refuses(), 0.5, torch.randn(2, 8), strict=True)
 
 
-def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
+def test_choose__a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
     half = Made(
         lambda net, x: net.c(torch.cat([net.a(x), net.b(x).cumsum(-1)], -1)),
         a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
@@ -566,7 +566,7 @@ def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
         narrow(one, 0.5, torch.randn(2, 6), strict=True)
 
 
-def test_widths_are_those_that_narrow_finds_for_the_same_output():
+def test_choose__widths_are_those_that_narrow_finds_for_the_same_output():
     x = torch.randn(2, 6)
     found = {width.size: width for width in surgery.widths(several(), x)}
     assert found[8].reason == "it is an axis of the output"
@@ -575,7 +575,7 @@ def test_widths_are_those_that_narrow_finds_for_the_same_output():
         assert (found[8].reason, found[8].kept) == ("", 8 * rate)
 
 
-def test_an_unused_copy_of_a_tensor_follows_it(caplog):
+def test_choose__an_unused_copy_of_a_tensor_follows_it(caplog):
     class Copies(Average):
         def __init__(self):
             super().__init__()
@@ -591,7 +591,7 @@ def test_an_unused_copy_of_a_tensor_follows_it(caplog):
     assert torch.equal(small.first_scale, small.scale)
 
 
-def test_widths_take_what_narrow_takes_and_print_as_a_table():
+def test_choose__widths_take_what_narrow_takes_and_print_as_a_table():
     found = surgery.widths(Residual(), IMAGE, {"layer1.a": 7, "layer2": 0.5})
     assert {w.name: w.kept for w in found if w.kept < w.size} == {"layer1.a.weight:0": 7, "layer2.a.weight:0": 10}
     assert not any(w.reason for w in found if w.size == 8)  # it was not to shrink
@@ -604,7 +604,7 @@ def test_widths_take_what_narrow_takes_and_print_as_a_table():
 
 
 @pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])
-def test_a_width_of_modules_that_are_kept_decides_nothing(width):
+def test_choose__a_width_of_modules_that_are_kept_decides_nothing(width):
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.Linear(12, 2))
     with refused("argument"):
         narrow(net, width, torch.zeros(1, 4), keep=["0"])

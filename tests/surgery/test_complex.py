@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.read(torch.tanh(self.made(x))).abs()
 
 
-def test_narrow_is_the_model_with_zeros():
+def test_narrow__is_the_model_with_zeros():
     net = Net()
     small, plan = narrow(net, 0.5, X, strict=True)
     zeros = surgery.load(Net(), plan.embed(state(small))[0])
@@ -32,7 +32,7 @@ def test_narrow_is_the_model_with_zeros():
 
 
 @pytest.mark.parametrize("mode", ["copy", "zero"])
-def test_widen_computes_the_same(mode, recwarn):
+def test_widen__computes_the_same(mode, recwarn):
     net = Net()
     wide, plan = widen(net, rate=2, example=X, mode=mode, strict=True)
     torch.testing.assert_close(wide(X), net(X))
@@ -42,7 +42,7 @@ def test_widen_computes_the_same(mode, recwarn):
 
 
 @pytest.mark.parametrize("by", ["weights", "activations"])
-def test_align_undoes_a_permutation(by, recwarn):
+def test_align__undoes_a_permutation(by, recwarn):
     """With the real parts alone it found others: these are equal here."""
     net = Net()
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_align_undoes_a_permutation(by, recwarn):
     assert not recwarn
 
 
-def test_scores_are_those_of_complex_numbers():
+def test_complex__scores_are_those_of_complex_numbers():
     net = Net()
     found = importance(net, example=X, by="l1")["made.weight:0"]
     by_hand = net.made.weight.abs().sum(1) + net.read.weight.abs().sum(0)
@@ -71,7 +71,7 @@ def test_scores_are_those_of_complex_numbers():
     assert small.made.weight.shape == (4, 4)
 
 
-def test_what_would_lose_the_imaginary_part_is_refused():
+def test_narrow__what_would_lose_the_imaginary_part_is_refused():
     _, plan = narrow(Net(), 0.5, X)
     small = plan.extract(state(Net()))
     real = {name: tensor.real.contiguous() for name, tensor in state(Net()).items()}
@@ -79,7 +79,7 @@ def test_what_would_lose_the_imaginary_part_is_refused():
         plan.embed(small, into=real)
 
 
-def test_states_that_cannot_be_averaged_are_named():
+def test_distance__states_that_cannot_be_averaged_are_named():
     one = {"w": torch.ones(2)}
     with refused("mismatch: 'w'"):
         average([one, {"w": torch.ones(2, device="meta")}])

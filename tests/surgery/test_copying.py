@@ -96,7 +96,7 @@ def same(a, b, seen: dict) -> bool:
         lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
     ],
 )
-def test_a_clone_is_what_deepcopy_makes(make):
+def test_copying__a_clone_is_what_deepcopy_makes(make):
     model = make()
     ours = clone(model)
     if isinstance(model, torch.fx.GraphModule):
@@ -111,7 +111,7 @@ def test_a_clone_is_what_deepcopy_makes(make):
     assert theirs.isdisjoint(id(tensor) for tensor in ours.state_dict(keep_vars=True).values())
 
 
-def test_a_forward_that_holds_modules_of_the_model_is_refused():
+def test_narrow__a_forward_that_holds_modules_of_the_model_is_refused():
     """A copy would run, and train, the original's."""
     x = torch.randn(4, 3)
 
@@ -140,7 +140,7 @@ def test_a_forward_that_holds_modules_of_the_model_is_refused():
     assert net[0].weight.grad is None
 
 
-def test_a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
+def test_narrow__a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
     """The compiled call is the original's: an unshrunk model, without a word, was the result."""
     net, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), torch.randn(4, 3)
     net.compile(backend="eager")
@@ -150,7 +150,7 @@ def test_a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
     assert net._compiled_call_impl is not None
 
 
-def test_a_hook_that_holds_modules_of_the_model_is_refused():
+def test_narrow__a_hook_that_holds_modules_of_the_model_is_refused():
     """A copy's hook would run the original's layers; one that holds something else is copied as it is."""
     net, seen = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), []
     handle = net[0].register_forward_hook(lambda module, given, result: result + net[0].bias)
@@ -163,14 +163,14 @@ def test_a_hook_that_holds_modules_of_the_model_is_refused():
     assert seen[-1] == (5, 3)
 
 
-def test_a_compiled_model_is_refused_with_the_way_out():
+def test_narrow__a_compiled_model_is_refused_with_the_way_out():
     compiled = torch.compile(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), backend="eager")
     with refused("unsupported: model._orig_mod"):
         surgery.narrow(compiled, 0.5, torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize("place", ["0", "1.0"])
-def test_a_compiled_submodule_names_the_original(place):
+def test_narrow__a_compiled_submodule_names_the_original(place):
     net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     net.set_submodule(place, torch.compile(net.get_submodule(place), backend="eager"))
     for operation in (surgery.narrow, surgery.pruning.prune):

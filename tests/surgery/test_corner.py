@@ -49,7 +49,7 @@ def assert_same_plain_attributes(a, b):
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, ["torchvision resnet", "timm vit", "mlp"]))
-def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
+def test_corner__the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     make, large, small, shape = FAMILIES[name]
     full, like = make(large), make(small)
     before = copy.deepcopy((full.state_dict(), like.state_dict()))
@@ -73,7 +73,7 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     assert torch.equal(built.eval()(x), got.eval()(x))
 
 
-def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
+def test_corner__a_corner_lies_at_the_start_of_every_axis_that_is_larger():
     assert surgery.narrow(mlp(4), like=mlp(4))[1].edits == ()
     _, plan = surgery.narrow(mlp(6), like=mlp(4))
     assert plan.entries["0.weight"][0].index == (((0, 4),), None)
@@ -101,7 +101,7 @@ DEEP = nn.Sequential(*mlp(4), nn.Linear(3, 3))
          "mismatch: '1.weight'"),
     ],
 )  # fmt: skip
-def test_widths_and_depths_that_do_not_fit_are_refused(full, like, expected):
+def test_corner__widths_and_depths_that_do_not_fit_are_refused(full, like, expected):
     with refused(expected):
         surgery.narrow(full, like=like)
 
@@ -132,7 +132,7 @@ class Holder(nn.Module):
         return self.head(x * self.scale + self.table[:, 0])
 
 
-def test_a_plan_rebuilds_attributes_buffers_and_ties():
+def test_corner__a_plan_rebuilds_attributes_buffers_and_ties():
     full, like = Holder(6), Holder(3, "b")
     got, plan = surgery.narrow(full, like=like)
     built = Plan.from_json(plan.to_json()).build(full)
@@ -151,14 +151,14 @@ def test_a_plan_rebuilds_attributes_buffers_and_ties():
     json.dumps(plan.edits)
 
 
-def test_buffers_that_no_state_holds_must_lead_too():
+def test_corner__buffers_that_no_state_holds_must_lead_too():
     full, like = Holder(6), Holder(3)
     like.table = torch.zeros(3, 3)
     with refused("mismatch: 'table'"):
         surgery.narrow(full, like=like)
 
 
-def test_models_without_data_give_the_plan():
+def test_corner__models_without_data_give_the_plan():
     with torch.device("meta"):
         full, like = mlp(6), mlp(4)
     got, plan = surgery.narrow(full, like=like)
@@ -171,7 +171,7 @@ def test_models_without_data_give_the_plan():
         surgery.narrow(real, like=like)
 
 
-def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
+def test_corner__the_copy_is_like_the_smaller_model_in_type_and_flags():
     full, like = mlp(6).double(), mlp(4).half().eval()
     like[0].weight.requires_grad_(False)
     got, _ = surgery.narrow(full, like=like)
@@ -182,7 +182,7 @@ def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
     assert torch.equal(got[0].weight, full[0].weight[:4].half())
 
 
-def test_like_is_the_one_way_to_say_the_widths_and_takes_no_options():
+def test_corner__like_is_the_one_way_to_say_the_widths_and_takes_no_options():
     net, small, x = mlp(6), mlp(4), torch.zeros(1, 3)
     for given, expected in (
         ({}, "argument: width="),

@@ -14,7 +14,7 @@ from zoo import Spec, ZooError
 
 
 @pytest.mark.parametrize("kind", [surgery.SurgeryError, Unreachable, ZooError])
-def test_errors_are_copied_and_sent_with_their_code(kind):
+def test_errors__are_copied_and_sent_with_their_code(kind):
     error = kind("two words", code="name")
     error.add_note("more")
     for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
@@ -24,7 +24,7 @@ def test_errors_are_copied_and_sent_with_their_code(kind):
         kind("two words")
 
 
-def test_what_is_said_in_front_leaves_the_code():
+def test_errors__what_is_said_in_front_leaves_the_code():
     with refused("plan: a.json", "no"), about("a.json"):
         raise surgery.SurgeryError("no", code="plan")
     with refused("run: loss", "no"), explained("loss"):
@@ -33,7 +33,7 @@ def test_what_is_said_in_front_leaves_the_code():
         raise surgery.SurgeryError("no", code="plan")
 
 
-def test_errors_of_a_step_of_pruning_and_of_a_spec_keep_their_code():
+def test_prune__errors_of_a_step_of_pruning_and_of_a_spec_keep_their_code():
     net, x = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 2)), torch.zeros(1, 4)
     scores = {"0.weight:0": torch.arange(24.0)}  # of the whole model, and at the second step of a narrow one
     with refused("mismatch: step 2", "0.weight:0"):

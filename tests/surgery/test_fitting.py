@@ -20,7 +20,7 @@ def resnet(classes, seed):
     return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=classes)
 
 
-def test_another_head_is_left_or_cut():
+def test_fitting__another_head_is_left_or_cut():
     ours, theirs = resnet(4, 0), resnet(10, 1).state_dict()
     before = copy.deepcopy(ours.state_dict())
     net, fit = surgery.load(ours, theirs, fit="whole")
@@ -50,7 +50,7 @@ def test_another_head_is_left_or_cut():
     ],
 )
 @pytest.mark.parametrize("extra", ["none", "theirs", "ours", "both"])
-def test_one_prefix_of_the_names_does_not_matter(theirs, ours, prefixes, extra):
+def test_fitting__one_prefix_of_the_names_does_not_matter(theirs, ours, prefixes, extra):
     if extra == "both" and prefixes == ("module", "model"):  # neither prefix is one of all names
         prefixes = ("", "")
 
@@ -86,7 +86,7 @@ def test_one_prefix_of_the_names_does_not_matter(theirs, ours, prefixes, extra):
         assert set(fit.unused) == {"head.weight", "head.bias"}
 
 
-def test_strict_stays_the_default():
+def test_fitting__strict_stays_the_default():
     net = nn.Linear(2, 2)
     for state in ({"module." + n: t for n, t in net.state_dict().items()}, nn.Linear(2, 3), {"weight": net.weight}):
         with refused("mismatch"):
@@ -94,7 +94,7 @@ def test_strict_stays_the_default():
     assert surgery.load(net, copy.deepcopy(net)) is net
 
 
-def test_what_fits_in_several_ways_or_not_at_all_is_refused():
+def test_fitting__what_fits_in_several_ways_or_not_at_all_is_refused():
     net, other = nn.Linear(2, 2), nn.Linear(2, 2)
     two = {f"{name}.{n}": t for name in ("student", "teacher") for n, t in other.state_dict().items()}
     before = copy.deepcopy(net.state_dict())
@@ -113,7 +113,7 @@ def test_what_fits_in_several_ways_or_not_at_all_is_refused():
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
 
 
-def test_a_layer_that_happens_to_agree_behind_a_prefix_is_not_taken():
+def test_fitting__a_layer_that_happens_to_agree_behind_a_prefix_is_not_taken():
     first, last = nn.ModuleList(nn.Linear(3, 4) for _ in range(6)), nn.ModuleList([nn.BatchNorm1d(3), nn.Linear(3, 2)])
     ours = nn.ModuleDict({"first": first, "last": last})
     theirs = {f"0.{name}": tensor for name, tensor in nn.BatchNorm1d(3).state_dict().items()}
@@ -122,7 +122,7 @@ def test_a_layer_that_happens_to_agree_behind_a_prefix_is_not_taken():
         surgery.load(ours, theirs, fit="whole")
 
 
-def test_layers_of_one_shape_do_not_take_each_others_place():
+def test_fitting__layers_of_one_shape_do_not_take_each_others_place():
     """A deeper or renamed model: only the layers with the state's names are taken."""
     ours = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
     theirs = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))).state_dict()
@@ -135,7 +135,7 @@ def test_layers_of_one_shape_do_not_take_each_others_place():
     assert set(fit.unused) == {"head.weight", "head.bias"}
 
 
-def test_tied_indices_and_lazy_states():
+def test_fitting__tied_indices_and_lazy_states():
     class Tied(nn.Module):
         def __init__(self, words):
             super().__init__()
@@ -159,7 +159,7 @@ def test_tied_indices_and_lazy_states():
     assert torch.equal(ours.table.weight, theirs.table.weight[:6])
 
 
-def test_views_of_the_models_own_memory():
+def test_fitting__views_of_the_models_own_memory():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     state = net.state_dict()
     swapped = {"0.weight": state["1.weight"], "1.weight": state["0.weight"]}
@@ -170,7 +170,7 @@ def test_views_of_the_models_own_memory():
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_corner_is_what_both_have(shape, data):
+def test_fitting__a_corner_is_what_both_have(shape, data):
     other = data.draw(st.tuples(*(st.integers(1, 4) for _ in shape)))
     net = nn.Module()
     net.w = nn.Parameter(torch.zeros(shape))
@@ -179,7 +179,7 @@ def test_a_corner_is_what_both_have(shape, data):
     assert bool(fit.cut) == (list(other) != shape)
 
 
-def test_models_of_timm_take_each_others_backbone():
+def test_fitting__models_of_timm_take_each_others_backbone():
     name, sizes = "vit_tiny_patch16_224", {"depth": 2, "img_size": 32}
     theirs = timm.create_model(name, num_classes=7, **sizes)
     state = {f"module.model.{n}": t for n, t in theirs.state_dict().items()}
@@ -197,7 +197,7 @@ def test_models_of_timm_take_each_others_backbone():
         (nn.MultiheadAttention(4, 2), nn.MultiheadAttention(8, 2)),
     ],
 )
-def test_a_corner_of_packed_parts_is_left_since_it_would_mix_them(small, full):
+def test_fitting__a_corner_of_packed_parts_is_left_since_it_would_mix_them(small, full):
     _, fit = surgery.load(small, full.state_dict(), fit="corner")
     packed = {name for name in small.state_dict() if name.startswith(("0.weight", "0.bias", "in_proj"))}
     assert packed == {*fit.left}
@@ -205,7 +205,7 @@ def test_a_corner_of_packed_parts_is_left_since_it_would_mix_them(small, full):
     assert "weight_ih_l0" in fit.cut  # fewer inputs are a corner of each gate
 
 
-def test_another_model_that_shares_a_few_tensors_is_refused():
+def test_fitting__another_model_that_shares_a_few_tensors_is_refused():
     one, other = nn.ModuleDict(), nn.ModuleDict()
     for k in range(11):
         one[f"a{k}"], other[f"b{k}"] = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)

@@ -53,7 +53,7 @@ class Noting(nn.Module):
         return x
 
 
-def test_only_the_modules_of_the_model_are_watched():
+def test_forward__only_the_modules_of_the_model_are_watched():
     model = nn.Sequential(nn.Identity(), Noting())
     with watching(model) as model[1].stack:
         model(torch.ones(1))
@@ -63,7 +63,7 @@ def test_only_the_modules_of_the_model_are_watched():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged(caplog):
+def test_forward__why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged(caplog):
     model, x = Looking(), torch.ones(2, 4)
     with caplog.at_level(logging.INFO, logger="surgery.forward"):
         found = traced(model, x)
@@ -77,7 +77,7 @@ def test_why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged(caplog):
     assert all(p.is_meta for p in plain.model.parameters())
 
 
-def test_what_runs_is_a_copy():
+def test_forward__what_runs_is_a_copy():
     model = Looking()
     result = observed(model, torch.ones(2, 4), lambda m, x: (m, m(x)))
     assert result.found[0] is not model
@@ -86,7 +86,7 @@ def test_what_runs_is_a_copy():
 
 
 @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), Looking()])
-def test_a_wrong_rule_is_no_refusal(model, monkeypatch):
+def test_forward__a_wrong_rule_is_no_refusal(model, monkeypatch):
     def wrong(view, args, out):
         return view.axes_of(out)[:1]
 
@@ -96,7 +96,7 @@ def test_a_wrong_rule_is_no_refusal(model, monkeypatch):
     assert not issubclass(InternalError, surgery.SurgeryError)
 
 
-def test_every_mapping_holds_keyword_arguments():
+def test_forward__every_mapping_holds_keyword_arguments():
     class Two(nn.Module):
         def forward(self, a, b):
             return a - b
@@ -110,7 +110,7 @@ def test_every_mapping_holds_keyword_arguments():
     assert observed(Looking(), UserDict(x=torch.ones(2, 4)), call).found.shape == (2, 2)
 
 
-def test_composite_operations_are_taken_apart_in_inference_mode():
+def test_forward__composite_operations_are_taken_apart_in_inference_mode():
     net = nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (2, 4)), nn.Softmax(1), nn.Flatten(), nn.Linear(8, 3))
     example = torch.zeros(2, 6)
     with torch.inference_mode():
@@ -133,7 +133,7 @@ class Recomputing(Operations):
         return result
 
 
-def test_known_results_on_the_meta_device_have_the_form_of_new_ones(monkeypatch):
+def test_forward__known_results_on_the_meta_device_have_the_form_of_new_ones(monkeypatch):
     monkeypatch.setattr(torch_private, "_FORMS", {})
     block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.GroupNorm(2, 4)).eval()
     ones, columns = torch.ones(2, 4, 4, 4), torch.ones(2, 4, 4, 4).to(memory_format=torch.channels_last)
@@ -149,7 +149,7 @@ def test_known_results_on_the_meta_device_have_the_form_of_new_ones(monkeypatch)
     assert torch_private._FORMS
 
 
-def test_operations_in_place_give_the_tensor_that_they_were_given_in_its_new_form(monkeypatch):
+def test_forward__operations_in_place_give_the_tensor_that_they_were_given_in_its_new_form(monkeypatch):
     monkeypatch.setattr(torch_private, "_FORMS", {})
     with torch.no_grad(), Operations():
         for _ in range(2):
@@ -166,7 +166,7 @@ def test_operations_in_place_give_the_tensor_that_they_were_given_in_its_new_for
     assert sum(form == () for form in torch_private._FORMS.values()) >= 4
 
 
-def test_what_is_not_on_the_meta_device_is_computed_anew():
+def test_forward__what_is_not_on_the_meta_device_is_computed_anew():
     x = torch.ones(3)
     with Operations():
         first = x * 2
@@ -175,7 +175,7 @@ def test_what_is_not_on_the_meta_device_is_computed_anew():
     assert (first.tolist(), second.tolist()) == ([2, 2, 2], [4, 4, 4])
 
 
-def test_what_a_module_s_own_hooks_compute_counts_as_the_module_s():
+def test_forward__what_a_module_s_own_hooks_compute_counts_as_the_module_s():
     net, seen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
     net[1].register_forward_pre_hook(lambda module, args: seen.append(("before", stack[-1])))
     net[1].register_forward_hook(lambda module, args, output: seen.append(("after", stack[-1])))
@@ -186,7 +186,7 @@ def test_what_a_module_s_own_hooks_compute_counts_as_the_module_s():
     assert len(net[1]._forward_hooks) == len(net[1]._forward_pre_hooks) == 1
 
 
-def test_the_collector_of_garbage_waits_and_goes_on():
+def test_forward__the_collector_of_garbage_waits_and_goes_on():
     def fails():
         assert not gc.isenabled()
         raise KeyError
@@ -217,7 +217,7 @@ class Nested(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
+def test_forward__a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
     with refused("unsupported"):
         surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 4))
     with refused("run"):
@@ -234,7 +234,7 @@ def states_of_draws():
     [torch.rand, lambda _: torch.rand((), device="cpu").item(), lambda _: random.random(), lambda _: np.random.rand()],  # noqa: NPY002
     ids=["torch", "host", "python", "numpy"],
 )
-def test_what_a_model_draws_in_evaluation_mode_is_nobody_else_s(draw, looks):
+def test_forward__what_a_model_draws_in_evaluation_mode_is_nobody_else_s(draw, looks):
     def forward(net, x):
         times = 2 if looks and x.sum().item() > 1e9 else 1
         return net.b(net.a(x).relu() * draw(()) * times)
@@ -249,7 +249,7 @@ def test_what_a_model_draws_in_evaluation_mode_is_nobody_else_s(draw, looks):
     assert small.a.out_features == 3
 
 
-def test_batches_are_drawn_from_the_caller_s_random_numbers():
+def test_forward__batches_are_drawn_from_the_caller_s_random_numbers():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     torch.manual_seed(0)
     drawn = torch.rand(2, 6, 3)

@@ -126,7 +126,7 @@ def runs(model, x, kind):
 
 @settings(max_examples=6)
 @given(nets())
-def test_ungraft_undoes_graft_and_plans_are_exact(case):
+def test_graft__ungraft_undoes_graft_and_plans_are_exact(case):
     net, depths, deeper = case
     before = copy.deepcopy(net)
     assert [len(s.blocks) for s in surgery.sections(net)] == depths
@@ -151,7 +151,7 @@ def test_ungraft_undoes_graft_and_plans_are_exact(case):
 @pytest.mark.slow
 @settings(max_examples=12)
 @given(nets([way for way in WAYS if way != "flat"]))  # a state shows no activation between two sections
-def test_a_state_is_deepened_as_the_module_is(case):
+def test_graft__a_state_is_deepened_as_the_module_is(case):
     net, depths, deeper = case
     values = surgery.state(net)
     found = surgery.sections(values)
@@ -163,7 +163,7 @@ def test_a_state_is_deepened_as_the_module_is(case):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_identity_keeps_outputs_and_zeroes_only_the_last_tensors(way):
+def test_graft__identity_keeps_outputs_and_zeroes_only_the_last_tensors(way):
     torch.manual_seed(0)
     net = Net([4, 6], [2, 3], way)
     net(torch.randn(16, 3))  # norm statistics that are not trivial
@@ -224,7 +224,7 @@ def one_more(model):
 @pytest.mark.slow
 @pytest.mark.parametrize(("library", "name", "kind"), some(MODELS, [MODELS[0], MODELS[4]]))
 @pytest.mark.parametrize("mode", ["copy", "identity"])
-def test_real_models_grow_and_shrink_back(library, name, kind, mode):
+def test_graft__real_models_grow_and_shrink_back(library, name, kind, mode):
     model = make(library, name)
     x = torch.randn(1, 3, *((56, 56) if "eva" in name or "swin" in name else (64, 64)))
     asked = one_more(model)
@@ -248,7 +248,7 @@ def test_real_models_grow_and_shrink_back(library, name, kind, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["resnet50", "vit_b_16", "swin_t", "mobilenet_v2", "dla60"], ["vit_b_16"]))
-def test_meta_models_have_their_structure_changed(name):
+def test_graft__meta_models_have_their_structure_changed(name):
     with torch.device("meta"):  # dla's blocks append to a list that they are given
         model = timm.create_model(name) if name == "dla60" else torchvision.models.get_model(name)
     depths = [len(s.blocks) for s in surgery.sections(model)]
@@ -261,7 +261,7 @@ def test_meta_models_have_their_structure_changed(name):
     assert shallow(x).shape == (2, 1000)
 
 
-def test_tied_tensors_frozen_ones_and_formats_are_kept(monkeypatch):
+def test_graft__tied_tensors_frozen_ones_and_formats_are_kept(monkeypatch):
     monkeypatch.setitem(BLOCKS, Block, None)
     net = Net([4], [3], "list")
     blocks = net.stage0
@@ -286,7 +286,7 @@ def test_tied_tensors_frozen_ones_and_formats_are_kept(monkeypatch):
     assert full[2][0].weight.stride() == net[1][0].weight.stride()
 
 
-def test_dropping_puts_a_skip_where_no_sequential_is():
+def test_graft__dropping_puts_a_skip_where_no_sequential_is():
     net = Net([4], [3], "named").eval()
     shallow, _ = surgery.ungraft(net, keep=[1], **shown(net))
     assert [type(m) for m in (shallow.stage0_1, shallow.stage0_2)] == [Skip, Skip]
@@ -294,14 +294,14 @@ def test_dropping_puts_a_skip_where_no_sequential_is():
     assert len(surgery.ungraft(net, keep=[1])[0].stage0) == 1
 
 
-def test_later_children_of_a_sequential_move_up():
+def test_graft__later_children_of_a_sequential_move_up():
     net = Net([4, 5], [2, 2], "flat")
     full, _ = surgery.graft(net, depths=[4, 3])
     assert [type(m).__name__ for m in full.flat] == ["Block"] * 4 + ["Tanh"] + ["Block"] * 3 + ["Tanh"]
     assert list(full.flat._modules) == [str(i) for i in range(9)]
 
 
-def test_a_sequential_of_numbered_names_grows_at_its_end():
+def test_graft__a_sequential_of_numbered_names_grows_at_its_end():
     def net(depth):
         blocks = {f"layer_{i}": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for i in range(depth)}
         return nn.ModuleDict({"layers": nn.Sequential(OrderedDict(blocks))})
@@ -363,7 +363,7 @@ def lists(depth):
 
 
 @pytest.mark.slow
-def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
+def test_graft__lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
     net, x = lists(3), torch.randn(2, 5, 4)
     assert surgery.sections(net) == [surgery.Section("layers", ("layers.0", "layers.1", "layers.2"))]
     for mode in ("copy", "identity"):
@@ -379,7 +379,7 @@ def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
             change()
 
 
-def test_identities_of_two_sections_of_lists():
+def test_graft__identities_of_two_sections_of_lists():
     """What is tried for one section once left the model changed in which the next one was tried."""
     net = Made(lambda net, x: net.two(net.between(net.one(x))), one=lists(2), between=nn.Linear(4, 4), two=lists(2))
     x = torch.randn(2, 5, 4)
@@ -402,7 +402,7 @@ class _Counting(nn.Module):
 
 
 @pytest.mark.parametrize("hide", [False, True])
-def test_a_list_grows_with_the_number_of_its_blocks_or_has_a_chain(hide):
+def test_graft__a_list_grows_with_the_number_of_its_blocks_or_has_a_chain(hide):
     net, x = _Counting(2), torch.randn(2, 4)
     if hide:  # where the number of blocks cannot be found, the list keeps its length
         net.num_blocks = type("Number", (int,), {})(2)
@@ -415,7 +415,7 @@ def test_a_list_grows_with_the_number_of_its_blocks_or_has_a_chain(hide):
     assert torch.equal(small(x), net.blocks[0](x))
 
 
-def test_sections_of_different_forms_are_found_one_by_one():
+def test_graft__sections_of_different_forms_are_found_one_by_one():
     def both(net, x):
         for block in net.a:
             x = block(x)
@@ -432,7 +432,7 @@ def test_sections_of_different_forms_are_found_one_by_one():
     assert torch.equal(small(x), net.b[0](net.mid(net.a[0](x))))
 
 
-def test_blocks_with_computed_weights_are_copied():
+def test_graft__blocks_with_computed_weights_are_copied():
     with pytest.warns(FutureWarning, match="weight_norm"):
         net = nn.Sequential(*(two_linear(lambda i, o: nn.utils.weight_norm(nn.Linear(i, o))) for _ in range(2)))
     x = torch.randn(2, 4)
@@ -441,7 +441,7 @@ def test_blocks_with_computed_weights_are_copied():
     assert torch.equal(plan.build(full)(x), net(x))
 
 
-def test_containers_whose_code_indexes_them_keep_their_length():
+def test_graft__containers_whose_code_indexes_them_keep_their_length():
     net, x = indexing(one_by_one), torch.randn(2, 3)
     full, plan = graft(net, depths=[5], example=x)
     blocks = [net.all[i] for i in (0, 1, 2, 3, 3, 3, 4)]
@@ -454,7 +454,7 @@ def test_containers_whose_code_indexes_them_keep_their_length():
     assert isinstance(shallow.all[2], Skip)
 
 
-def test_plans_build_only_from_modules_of_their_structure():
+def test_graft__plans_build_only_from_modules_of_their_structure():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     other = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, 4, 3))
     _, plan = narrow(net, 0.5, torch.zeros(1, 3, 9, 9))
@@ -481,7 +481,7 @@ def firsts(net, x):
     return x
 
 
-def test_blocks_that_return_several_values_are_not_skipped(monkeypatch):
+def test_graft__blocks_that_return_several_values_are_not_skipped(monkeypatch):
     monkeypatch.setitem(BLOCKS, Pair, None)
     net, x = Made(firsts, blocks=nn.ModuleList(Pair() for _ in range(3))), torch.randn(2, 4)
     with refused("depth: 'blocks.2'"):
@@ -514,7 +514,7 @@ class _Biases(nn.Module):
         return x
 
 
-def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
+def test_graft__only_the_first_output_of_an_identity_block_has_to_be_its_input():
     net, example = _Biases(), {"x": torch.randn(2, 4), "mask": torch.ones(2, 1)}
     full, plan = graft(net, depths=[4], mode="identity", example=example)
     assert torch.equal(full(**example), net(**example))
@@ -527,7 +527,7 @@ def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(nets(), st.data())
-def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
+def test_graft__blocks_to_keep_leave_the_identity_where_others_were(case, data):
     net, _, deeper = case
     model = surgery.graft(net, depths=deeper, **shown(net))[0].eval() if data.draw(st.booleans()) else net
     sections = surgery.sections(model)
@@ -556,7 +556,7 @@ def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
         assert [t.shape for t in again.values()] == [t.shape for t in surgery.state(shallow).values()]
 
 
-def test_kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models():
+def test_graft__kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models():
     spec = Spec("preresnet18", image_size=8, width=0.125, depth=(3, 4, 1, 2))
     model, x = spec.build().eval(), torch.randn(2, 3, 8, 8)
     shallow, depth = ungraft(
@@ -573,7 +573,7 @@ def test_kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models():
     assert small.eval()(x).shape == (2, 10)
 
 
-def test_who_stands_for_whom_by_hand():
+def test_graft__who_stands_for_whom_by_hand():
     net = Net([4], [3], "sequential", norm=False)  # a.weight: [4, 3], [4, 4], [4, 4]
     full = {name: torch.full_like(tensor, 9.0) for name, tensor in state(net).items()}
     got = {}
@@ -592,7 +592,7 @@ def test_who_stands_for_whom_by_hand():
     assert last == [2, 2, 1]
 
 
-def test_a_first_block_that_is_like_the_others_may_go():
+def test_graft__a_first_block_that_is_like_the_others_may_go():
     """It keeps the shape of its input, which its first and last layers do not show."""
     gated = (Made(lambda net, x: x + net.a(x) * net.gate(x), a=nn.Linear(4, 4), gate=nn.Linear(4, 1)) for _ in range(3))
     net, x = nn.Sequential(*gated), torch.randn(2, 4)
@@ -644,7 +644,7 @@ REFUSED = [  # a call, its model, its depths or the blocks to keep, options, the
 @pytest.mark.parametrize(
     ("change", "model", "depths", "options", "expected"), REFUSED, ids=[case[-1] for case in REFUSED]
 )
-def test_what_cannot_be_done_is_refused_with_the_way_out(change, model, depths, options, expected):
+def test_graft__what_cannot_be_done_is_refused_with_the_way_out(change, model, depths, options, expected):
     with refused(expected):
         change(model, **{"depths" if change is graft else "keep": depths, **options})
 
@@ -685,7 +685,7 @@ class Unbiased(nn.Module):
 
 
 @pytest.mark.parametrize("size", some([0, 1e-3, 1], [0, 1e-3]))
-def test_an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
+def test_graft__an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
     """With activations of zero nothing had to be zeroed, and grafted models computed something else."""
     shown = size * torch.randn(3, 4)
     x = torch.randn(50, 4)
@@ -702,7 +702,7 @@ def test_an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
         graft(Stacked(lambda: Unbiased(nn.SiLU)), depths=[4], mode="identity", example=shown)
 
 
-def test_parameters_of_blocks_that_lie_beside_them_are_told(caplog):
+def test_graft__parameters_of_blocks_that_lie_beside_them_are_told(caplog):
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -753,7 +753,7 @@ DEEPER = [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}]
 @pytest.mark.parametrize(
     ("depths", "kind"), some(itertools.product(DEEPER, [UNet, Cloned]), [*zip(DEEPER, [Cloned, Cloned, UNet])])
 )
-def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, kind):
+def test_graft__skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, kind):
     net, x = kind().eval(), torch.randn(2, 3)
     same, _ = graft(net, depths=depths, mode="identity", example=x)
     torch.testing.assert_close(same(x), net(x))
@@ -762,7 +762,7 @@ def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, k
     torch.testing.assert_close(plan.build(deeper)(x), net(x))
 
 
-def test_outputs_that_are_collected_do_not_keep_a_list_from_growing():
+def test_graft__outputs_that_are_collected_do_not_keep_a_list_from_growing():
     """Their places are fixed, so that more blocks at the end change nothing about them."""
 
     class Tapped(UNet):
@@ -783,7 +783,7 @@ def test_outputs_that_are_collected_do_not_keep_a_list_from_growing():
         assert len(graft(net, depths={"down": 5}, example=torch.randn(2, 3))[0].down) == 5
 
 
-def test_a_section_before_others_of_its_list_grows_in_it():
+def test_graft__a_section_before_others_of_its_list_grows_in_it():
     class Listed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -807,7 +807,7 @@ def test_a_section_before_others_of_its_list_grows_in_it():
 
 
 @pytest.mark.parametrize(("stands_for", "blocks"), [("none", [1]), ("equal", [1]), ("corner", [1, 2, 3])])
-def test_a_block_stands_for_dropped_ones_of_its_shapes(stands_for, blocks):
+def test_graft__a_block_stands_for_dropped_ones_of_its_shapes(stands_for, blocks):
     """The first of three blocks reads fewer features than the others."""
 
     class Block(nn.Module):
@@ -824,7 +824,7 @@ def test_a_block_stands_for_dropped_ones_of_its_shapes(stands_for, blocks):
     assert [source.name for source in plan.entries["1.b.weight"]] == [f"{i}.b.weight" for i in blocks]
 
 
-def test_a_list_of_the_configuration_with_an_entry_for_each_block_follows_whatever_it_is_called():
+def test_graft__a_list_of_the_configuration_with_an_entry_for_each_block_follows_whatever_it_is_called():
     """The class is the judge: a list that is as long by chance stays."""
 
     class Local(nn.Module):
@@ -875,7 +875,7 @@ def rows(*blocks):
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("held", ["module", "state"])
-def test_blocks_repeat_at_given_places(held, places):
+def test_graft__blocks_repeat_at_given_places(held, places):
     net, x = rows(*(Block(4, 4, False) for _ in range(3))), torch.rand(2, 3)
     given_net = net if held == "module" else state(net)
     deep, plan = graft(given_net, depths={"1": places}, example=x if held == "module" else None)
@@ -892,7 +892,7 @@ def test_blocks_repeat_at_given_places(held, places):
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("way", ["list", "chain"])
-def test_new_blocks_at_given_places_change_nothing(way, places):
+def test_graft__new_blocks_at_given_places_change_nothing(way, places):
     class Listed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -922,6 +922,6 @@ def test_new_blocks_at_given_places_change_nothing(way, places):
 
 
 @pytest.mark.parametrize("places", [[0, 2], [1, 0, 2], [0, 1, 2, 3], [0, 1, 0, 2]])
-def test_places_that_are_no_deeper_section_are_refused(places):
+def test_graft__places_that_are_no_deeper_section_are_refused(places):
     with refused("argument: '1'"):
         graft(rows(*(Block(4, 4, False) for _ in range(3))), depths={"1": places})

@@ -113,7 +113,7 @@ def check_same(small):
 
 
 @pytest.mark.parametrize(("heads", "kept"), [("inside", 4), ("drop", 2)])
-def test_the_configuration_says_the_new_widths(heads, kept):
+def test_narrow__the_configuration_says_the_new_widths(heads, kept):
     model = net(inner=40)
     before, drawn = model.config.to_dict(), torch.get_rng_state()
     small, plan = surgery.narrow(model, 0.5, EXAMPLE, heads=heads)
@@ -153,7 +153,7 @@ class Looking(Net):
         return super().forward(x if x.isfinite().all() else x.nan_to_num())
 
 
-def test_a_model_made_for_its_shapes_draws_its_buffers_and_no_parameters():
+def test_huggingface_config__a_model_made_for_its_shapes_draws_its_buffers_and_no_parameters():
     class Noisy(nn.Linear):
         def __init__(self, config):
             super().__init__(3, config.hidden_size)
@@ -165,7 +165,7 @@ def test_a_model_made_for_its_shapes_draws_its_buffers_and_no_parameters():
 
 
 @pytest.mark.parametrize("kind", [Net, Looking])
-def test_a_wide_model_is_what_its_configuration_says(kind):
+def test_widen__a_wide_model_is_what_its_configuration_says(kind):
     torch.manual_seed(0)
     model, x = kind(Config()).eval(), torch.randn(2, 5, 3)
     wide, _ = surgery.widening.widen(model, rate=2, example=x)
@@ -174,18 +174,18 @@ def test_a_wide_model_is_what_its_configuration_says(kind):
     check_same(wide)
 
 
-def test_a_width_with_which_code_computes_does_not_grow():
+def test_widen__a_width_with_which_code_computes_does_not_grow():
     with refused("width"):
         surgery.widening.widen(Scaled(Config()), rate=2, example=torch.randn(5, 3))
 
 
-def test_a_width_that_was_a_multiple_becomes_a_number():
+def test_narrow__a_width_that_was_a_multiple_becomes_a_number():
     small, _ = surgery.narrow(net(), {"blocks.*.up": 0.5}, EXAMPLE)
     assert (small.config.hidden_size, small.config.inner) == (32, 48)
     check_same(small)
 
 
-def test_a_shorter_rotation_gets_another_base():
+def test_narrow__a_shorter_rotation_gets_another_base():
     """Frequencies are base ** (-i / n): the first half of n is the whole of n / 2 with the root of the base."""
     small, _ = surgery.narrow(net(rope={"base": 10000.0}), 0.5, EXAMPLE)
     assert small.config.rope == {"base": pytest.approx(100.0)}
@@ -211,7 +211,7 @@ class Stages(nn.Module):
         return self.last(x.reshape(-1, self.config.hidden_size))
 
 
-def test_a_width_that_code_reads_from_the_configuration_is_changed_there():
+def test_narrow__a_width_that_code_reads_from_the_configuration_is_changed_there():
     torch.manual_seed(0)
     model = Stages(Config(inner=12, hidden_size=8)).eval()
     small, plan = surgery.narrow(model, 0.5, torch.zeros(2, 3))
@@ -232,13 +232,13 @@ class Guarded(Config):
         return super().__getattribute__(name)
 
 
-def test_values_that_a_configuration_does_not_give_are_left_alone():
+def test_narrow__values_that_a_configuration_does_not_give_are_left_alone():
     small, _ = surgery.narrow(Net(Guarded()).eval(), 0.5, EXAMPLE)
     assert (small.config.hidden_size, vars(small.config)["largest_size"]) == (16, 32)
     check_same(small)
 
 
-def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplog):
+def test_narrow__a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplog):
     """Both widths become 8, for which the class makes no shortcut: a norm's counter has no axis and is missing."""
     model = Stages(Config(inner=12, hidden_size=8)).eval()
     small, _ = surgery.narrow(model, {"stem": 8 / 12}, torch.zeros(2, 3))
@@ -246,7 +246,7 @@ def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplo
     assert "does not describe it" in caplog.text
 
 
-def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog):
+def test_prune__a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog):
     """With scores the blocks get widths of their own, which it cannot."""
     model, target = net(inner=40), surgery.pruning.Target(macs=0.6)
     small, _ = surgery.pruning.prune(model, target=target, importance=None, example=EXAMPLE, heads="drop")[:2]
@@ -257,7 +257,7 @@ def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog)
 
 
 @pytest.mark.parametrize(("steps", "share"), some(product([1, 3], [0.4, 0.6, 0.8]), [(1, 0.6)]))
-def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
+def test_prune__even_widths_are_what_the_class_can_say(share, steps, caplog):
     """A hidden width that is heads times their size is that of the narrow ones, too."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 30, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -275,7 +275,7 @@ def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
     assert "does not describe it" not in caplog.text
 
 
-def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
+def test_narrow__what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
     small, _ = surgery.narrow(model, 0.5, EXAMPLE, keep=["stem"])
     assert small.config.to_dict() == model.config.to_dict()
@@ -286,7 +286,7 @@ def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog)
         reloaded(small)
 
 
-def test_a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
+def test_narrow__a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
     """As Marian's sinusoids, which are computed anew for the new width when it is loaded."""
     model = net()
     model._keys_to_ignore_on_save = {"stem.weight"}
@@ -296,12 +296,12 @@ def test_a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
     assert "keep=['stem']" in caplog.text
 
 
-def test_why_its_class_refuses_the_widths_is_told(caplog):
+def test_narrow__why_its_class_refuses_the_widths_is_told(caplog):
     surgery.narrow(net(), 0.3, EXAMPLE)
     assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text
 
 
-def test_the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
+def test_narrow__the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
     """transformers' configurations say which one only there."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
@@ -311,7 +311,7 @@ def test_the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
     assert "The hidden size (26) is not a multiple of the number of attention heads (4)" in caplog.text
 
 
-def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
+def test_narrow__a_model_that_its_configuration_did_not_describe_is_named(caplog):
     model = net()
     model.last = nn.Linear(12, 7)
     small, _ = surgery.narrow(model, 0.5, EXAMPLE)
@@ -329,7 +329,7 @@ class Rows(nn.Sequential):
         self.config = config
 
 
-def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
+def test_narrow__a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
     monkeypatch.setattr("surgery.transformers.width._MOST_MADE", 1)  # found without trying one value after the other
     config = SimpleNamespace(table_size=32, hidden_size=32, inner_size=32, output_size=32)
     small, _ = surgery.narrow(Rows(config), 0.5, torch.zeros(2, 5, dtype=torch.int64))
@@ -337,7 +337,7 @@ def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, cap
     assert not caplog.records
 
 
-def test_only_a_class_that_takes_the_configuration_alone_is_called():
+def test_huggingface_config__only_a_class_that_takes_the_configuration_alone_is_called():
     class Two(nn.Linear):
         def __init__(self, config, more):
             super().__init__(config.width, 2)
@@ -379,12 +379,12 @@ def holding(value, *modules):
         (holding(8), holding(4, nn.ReLU()), None),
     ],
 )
-def test_edits_give_a_model_the_attributes_of_another(mine, made, values):
+def test_huggingface_config__edits_give_a_model_the_attributes_of_another(mine, made, values):
     edits = attribute_edits(mine, made)
     assert (edits if edits is None else {edit["attribute"]: edit["value"] for edit in edits}) == values
 
 
-def test_an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_itself():
+def test_huggingface_config__an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_itself():
     one, other = SimpleNamespace(width=8), SimpleNamespace(width=4)
     one.same, other.same = one, other
     edits = attribute_edits(holding(one, holding(one)), holding(other, holding(other)))
@@ -392,7 +392,7 @@ def test_an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_its
 
 
 @pytest.mark.slow
-def test_depth_and_width_together(caplog):
+def test_huggingface_config__depth_and_width_together(caplog):
     deeper, _ = surgery.graft(net(depth=2), depths=[4], example=EXAMPLE)
     small, _ = surgery.narrow(deeper, 0.5, EXAMPLE)
     assert (small.config.depth, small.config.hidden_size) == (4, 16)
@@ -403,7 +403,7 @@ def test_depth_and_width_together(caplog):
     assert not caplog.records
 
 
-def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog, monkeypatch):
+def test_graft__a_depth_that_the_configuration_cannot_say_is_logged(caplog, monkeypatch):
     class Alternating(Net):
         def __init__(self, config):
             super().__init__(config)
@@ -420,7 +420,7 @@ def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog, monkeypatch
     assert "give example=" in caplog.text
 
 
-def test_a_configuration_that_is_lost_is_logged_though_a_number_differed_before(caplog, monkeypatch):
+def test_ungraft__a_configuration_that_is_lost_is_logged_though_a_number_differed_before(caplog, monkeypatch):
     model = net(depth=3)
     monkeypatch.setitem(surgery.depth.sections.BLOCKS, type(model.blocks[0]), None)
     model.blocks[0].num_heads = 2
@@ -438,7 +438,7 @@ class Named(Config):
             raise ValueError(f"{used} is not one of {depth} blocks")
 
 
-def test_a_configuration_that_cannot_be_read_again_is_logged(caplog):
+def test_ungraft__a_configuration_that_cannot_be_read_again_is_logged(caplog):
     model = Net(Named(depth=3, used="block2")).eval()
     surgery.ungraft(model, keep=[2], example=EXAMPLE)
     assert "its class raises ValueError for it: block2 is not one of 2 blocks" in caplog.text
@@ -456,7 +456,7 @@ DEEPSEEK = {  # the vocabulary is as large as a width, and there are as many exp
 
 
 @pytest.mark.slow
-def test_numbers_of_a_configuration_that_coincide_are_told_apart(caplog):
+def test_narrow__numbers_of_a_configuration_that_coincide_are_told_apart(caplog):
     transformers = pytest.importorskip("transformers")
     model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)).eval()
     small, _ = surgery.narrow(model, 0.5, {"input_ids": WORDS}, output=lambda y: y.logits)
@@ -488,7 +488,7 @@ def check_saved(model, example, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "gpt2", "bert", "vit", "t5"])
-def test_a_saved_small_model_is_read_by_transformers(family, tmp_path, caplog):
+def test_huggingface_config__a_saved_small_model_is_read_by_transformers(family, tmp_path, caplog):
     model, example, _ = families.make(family)
     with torch.no_grad():  # norms and biases begin as ones and zeros, which hides errors
         for parameter in model.parameters():
@@ -510,7 +510,7 @@ def test_a_saved_small_model_is_read_by_transformers(family, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_transformers_refuses_what_the_configuration_cannot_say(tmp_path, caplog):
+def test_narrow__transformers_refuses_what_the_configuration_cannot_say(tmp_path, caplog):
     """BERT's heads share its hidden width, which stays whole, since it is an output."""
     transformers = pytest.importorskip("transformers")
     model = transformers.BertModel(transformers.BertConfig(**families.TEXT)).eval()
@@ -529,7 +529,7 @@ FEW = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attenti
 
 
 @pytest.mark.slow
-def test_the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
+def test_narrow__the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
     """Two of eight positions turn, by one angle, and stay; the others are halved, in all layers alike."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPTNeoXConfig(**FEW, intermediate_size=48, rotary_pct=0.25)
@@ -544,7 +544,7 @@ def test_the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
 
 
 @pytest.mark.slow
-def test_an_attention_whose_heads_share_keys_shrinks():
+def test_narrow__an_attention_whose_heads_share_keys_shrinks():
     """Falcon's second decoder was refused: its sizes were not found among numbers that are equal by chance."""
     transformers = pytest.importorskip("transformers")
     config = transformers.FalconConfig(**FEW, new_decoder_architecture=True, num_kv_heads=2)

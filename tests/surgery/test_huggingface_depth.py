@@ -192,7 +192,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_deeper_model_is_as_its_constructor_would_build_it(family):
+def test_huggingface_depth__a_deeper_model_is_as_its_constructor_would_build_it(family):
     model, example, _ = make(family)
     found = surgery.sections(model)
     full, plan = graft(model, depths=[len(section.blocks) + 1 for section in found], example=example)
@@ -210,7 +210,7 @@ def test_a_deeper_model_is_as_its_constructor_would_build_it(family):
 
 
 @pytest.mark.parametrize("family", [family for family in MODELS if family != "git"])  # one section can, one cannot
-def test_new_blocks_start_as_the_identity_or_are_refused(family):
+def test_huggingface_depth__new_blocks_start_as_the_identity_or_are_refused(family):
     model, example, identical = make(family)
     for section in surgery.sections(model):
         depths = {section.name: len(section.blocks) + 1}
@@ -222,7 +222,7 @@ def test_new_blocks_start_as_the_identity_or_are_refused(family):
         torch.testing.assert_close(outputs(full, example), outputs(model, example))
 
 
-def test_blocks_keep_their_numbers_where_the_cache_has_other_slots_for_fewer():
+def test_ungraft__blocks_keep_their_numbers_where_the_cache_has_other_slots_for_fewer():
     config = transformers.BambaConfig(
         **{**DECODER, "num_hidden_layers": 4}, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=8,
         mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=4,
@@ -233,7 +233,7 @@ def test_blocks_keep_their_numbers_where_the_cache_has_other_slots_for_fewer():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "whisper", "mamba", "t5"])
-def test_without_an_example_the_cache_of_declared_blocks_is_right_too(family, monkeypatch):
+def test_huggingface_depth__without_an_example_the_cache_of_declared_blocks_is_right_too(family, monkeypatch):
     model, example, _ = make(family)
     found = surgery.sections(model)
     with refused("ambiguous"):

@@ -100,17 +100,17 @@ ORDERS = ["norm gate up down", "down gate up norm", "up down norm gate"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_a_branch_uses_last_is_zero_whatever_was_registered_last(order):
+def test_identity__what_a_branch_uses_last_is_zero_whatever_was_registered_last(order):
     net = stacked(lambda: Block(order))
     zero = check_learns(net, torch.randn(5, 4), {"": 4})
     assert zero == {f"{i}.{name}.weight" for i in (3, 4) for name in ("out", "feed.down")}
 
 
-def test_tensors_that_are_no_layers_are_zeroed_by_their_use():
+def test_identity__tensors_that_are_no_layers_are_zeroed_by_their_use():
     assert check_learns(stacked(Bare), torch.randn(5, 4)) == {"3.down"}
 
 
-def test_each_of_parallel_branches_has_its_zero():
+def test_identity__each_of_parallel_branches_has_its_zero():
     # tanh(0) = 0 as well, but the layer comes later
     assert check_learns(stacked(Parallel), torch.randn(5, 4)) == {"3.first.weight", "3.first.bias", "3.scale"}
 
@@ -136,7 +136,7 @@ class Squared(nn.Module):
 
 
 @pytest.mark.parametrize("block", [Rectified, Squared])
-def test_a_block_that_could_not_learn_from_the_identity_is_refused(block):
+def test_identity__a_block_that_could_not_learn_from_the_identity_is_refused(block):
     net = stacked(block)
     before = copy.deepcopy(net.state_dict())
     with refused("depth"):
@@ -187,22 +187,22 @@ class Halved(nn.Module):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-def test_of_computed_weights_what_makes_them_zero_is_zero(first, last, zero):
+def test_identity__of_computed_weights_what_makes_them_zero_is_zero(first, last, zero):
     net = stacked(lambda: Normed(first, last))
     assert check_learns(net, torch.randn(5, 4)) == {f"3.{zero}", "3.b.bias"}
 
 
-def test_where_the_last_weight_cannot_be_zero_those_before_it_are():
+def test_identity__where_the_last_weight_cannot_be_zero_those_before_it_are():
     net = stacked(lambda: Normed(lambda layer: layer, parametrizations.spectral_norm))
     assert check_learns(net, torch.randn(5, 4)) == {"3.a.weight", "3.a.bias", "3.b.bias"}
 
 
-def test_a_norm_in_the_code_is_not_made_zero():
+def test_identity__a_norm_in_the_code_is_not_made_zero():
     assert check_learns(stacked(OwnNorm), torch.randn(5, 4)) == {"3.g"}
 
 
 @pytest.mark.parametrize("norm", [parametrizations.spectral_norm, utils.spectral_norm, parametrizations.orthogonal])
-def test_weights_that_cannot_be_zero_are_named(norm):
+def test_identity__weights_that_cannot_be_zero_are_named(norm):
     with refused("depth: 'b.weight'"):
         graft(stacked(lambda: Normed(norm, norm)), depths=[3], mode="identity", example=torch.randn(5, 4))
 
@@ -228,7 +228,7 @@ DECODERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
-def test_new_blocks_of_decoders_learn(family):
+def test_identity__new_blocks_of_decoders_learn(family):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **DECODERS[family]})

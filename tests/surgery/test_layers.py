@@ -45,7 +45,7 @@ def random_nets(draw, depth=2):
 
 
 @given(random_nets())
-def test_layers_hold_every_tensor_exactly_once_in_random_nets(net):
+def test_layers__hold_every_tensor_exactly_once_in_random_nets(net):
     for unit in ("layer", "tensor"):
         assert_covers(net, surgery.layers(net, unit=unit))
 
@@ -60,7 +60,7 @@ QUICK = """torchvision:resnet50 torchvision:vit_b_16 torchvision:convnext_tiny t
 
 
 @pytest.mark.parametrize("name", some(MODELS.split(), QUICK.split()))
-def test_layers_cover_models_of_libraries_without_data(name):
+def test_layers__cover_models_of_libraries_without_data(name):
     with torch.device("meta"):
         model = surgery.libraries.named(name)
     for unit in ("layer", "block", "tensor"):
@@ -79,7 +79,7 @@ def test_layers_cover_models_of_libraries_without_data(name):
         ("resnet10", {"BasicBlock": 4}),  # whose sections have a single block
     ],
 )
-def test_blocks_are_the_residual_blocks_of_the_papers(name, blocks):
+def test_layers__blocks_are_the_residual_blocks_of_the_papers(name, blocks):
     with torch.device("meta"):
         of_resnet = torchvision.models.resnet
         ten = name == "resnet10"
@@ -89,27 +89,27 @@ def test_blocks_are_the_residual_blocks_of_the_papers(name, blocks):
     assert max(len(layer.tensors) for layer in surgery.layers(model, unit="block") if layer.kind not in blocks) <= 5
 
 
-def test_a_model_without_blocks_says_so():
+def test_layers__a_model_without_blocks_says_so():
     with refused("unsupported"):
         surgery.layers(zoo.create("cnn"), unit="block")
     with refused("argument"):
         surgery.layers(zoo.create("cnn"), unit="channel")
 
 
-def test_a_norm_travels_with_its_statistics():
+def test_layers__a_norm_travels_with_its_statistics():
     pieces = {layer.name: layer for layer in surgery.layers(torchvision.models.resnet18())}
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert pieces["bn1"].tensors == tuple(f"bn1.{name}" for name in names)
     assert pieces["bn1"].kind == "BatchNorm2d"
 
 
-def test_a_parametrized_module_stays_whole():
+def test_layers__a_parametrized_module_stays_whole():
     net = nn.Sequential(weight_norm(nn.Linear(3, 3)), nn.Linear(3, 1))
     first, second = surgery.layers(net)
     assert (first.name, len(first.tensors), second.tensors) == ("0", 3, ("1.weight", "1.bias"))
 
 
-def test_a_parametrized_root_does_not_swallow_its_children():
+def test_layers__a_parametrized_root_does_not_swallow_its_children():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -123,13 +123,13 @@ def test_a_parametrized_root_does_not_swallow_its_children():
     assert {layer.name for layer in pieces} == {"", "a", "b"}
 
 
-def test_bare_parameters_are_a_layer_of_their_own():
+def test_layers__bare_parameters_are_a_layer_of_their_own():
     model = timm.create_model("vit_tiny_patch16_224")
     root = surgery.layers(model)[0]
     assert root == ("", "VisionTransformer", ("cls_token", "pos_embed"))
 
 
-def test_with_an_example_layers_come_in_the_order_in_which_they_run():
+def test_layers__with_an_example_layers_come_in_the_order_in_which_they_run():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -7,7 +7,7 @@ from surgery.libraries import check_named, example_input, input_size, named
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
-def test_models_are_made_with_the_arguments_of_the_library(name):
+def test_named__models_are_made_with_the_arguments_of_the_library(name):
     model = named(name, num_classes=7).eval()
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
 
@@ -24,7 +24,7 @@ def test_models_are_made_with_the_arguments_of_the_library(name):
         ("timm:hf-hub:someone/resnet18", "timm has no model 'hf-hub:someone/resnet18'"),
     ],
 )
-def test_names_that_there_are_not_tell_what_there_is(name, message):
+def test_named__names_that_there_are_not_tell_what_there_is(name, message):
     with refused("name") as caught:
         check_named(name)
     assert message in str(caught.value)
@@ -32,13 +32,13 @@ def test_names_that_there_are_not_tell_what_there_is(name, message):
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
-def test_arguments_that_a_factory_refuses_are_named(name):
+def test_named__arguments_that_a_factory_refuses_are_named(name):
     with refused("argument") as caught:
         named(name, colour="red")
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
+def test_named__nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
     asked = []
 
     def download(url, *arguments, **options):
@@ -67,7 +67,7 @@ def test_nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
         ("torchvision:r3d_18", {}, (3, 16, 112, 112)),
     ],
 )
-def test_the_input_has_the_size_that_the_model_was_made_for(name, arguments, size):
+def test_named__the_input_has_the_size_that_the_model_was_made_for(name, arguments, size):
     with torch.device("meta"):
         model = named(name, **arguments)
     assert input_size(model) == size

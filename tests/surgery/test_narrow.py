@@ -211,7 +211,7 @@ def recurrent(dim, hidden):
 
 
 @pytest.mark.slow
-def test_coupled_widths_are_those_of_torch_pruning():
+def test_narrow__coupled_widths_are_those_of_torch_pruning():
     tp = pytest.importorskip("torch_pruning")
     for model in (torchvision.models.resnet18(num_classes=5), torchvision.models.vgg11_bn(num_classes=5)):
         x = torch.randn(1, 3, 64, 64)
@@ -367,13 +367,13 @@ def assert_native(model, native, x, **options):
 
 
 @pytest.mark.parametrize("case", some(NATIVE, [name for name in NATIVE if name not in LIKE_OTHERS]))
-def test_narrow_is_what_the_constructor_makes(case):
+def test_narrow__is_what_the_constructor_makes(case):
     make, full, small, side, *heads = NATIVE[case]
     assert_native(make(*full), make(*small), images(side), **({"heads": heads[0]} if heads else {}))
 
 
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
-def test_multihead_attention_after_a_recurrent_layer():
+def test_narrow__multihead_attention_after_a_recurrent_layer():
     model = nn.Sequential(nn.Linear(7, 12), recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
     small, _ = narrow(model, 0.5, torch.randn(3, 1, 7))
     assert small[2].attention.embed_dim == 6
@@ -392,7 +392,7 @@ QUICK = ["torchvision:mobilenet_v3_small", "timm:skresnet18", "timm:fasternet_t0
 
 
 @pytest.mark.parametrize("name", some(MODELS, QUICK))
-def test_models_of_libraries(name):
+def test_narrow__models_of_libraries(name):
     options = {"aux_logits": False, "init_weights": False} if "googlenet" in name else {}
     made = (
         surgery.libraries.named(name, num_classes=7)
@@ -409,7 +409,7 @@ def test_models_of_libraries(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["mobilevit_xxs", "convnext_atto", "poolformer_s12"], ["convnext_atto"]))
-def test_timm_models_with_norms_over_channels(name):
+def test_narrow__timm_models_with_norms_over_channels(name):
     model = filled(timm.create_model, name, num_classes=7)
     before = deep(model)
     small, plan = narrow(model, 0.5, images(64))
@@ -428,7 +428,7 @@ def small_net(**options):
     return nn.Sequential(*steps, nn.Linear(20 * 4, 5))
 
 
-def test_rounding_to_multiples():
+def test_narrow__rounding_to_multiples():
     model = nn.Sequential(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
     for rate, rounding, left in (
         (0.5, lambda width: max(8, round(width / 8) * 8), (8, 24)),
@@ -440,7 +440,7 @@ def test_rounding_to_multiples():
         assert (small[0].out_channels, small[1].out_channels) == left
 
 
-def test_examples_of_several_arguments():
+def test_narrow__examples_of_several_arguments():
     class Named(Made):
         def forward(self, left, *, right=None):
             y = self.a(left)
@@ -457,7 +457,7 @@ def test_examples_of_several_arguments():
     assert small.b.weight.shape == (6, 3)
 
 
-def test_meta_models_stay_on_meta():
+def test_narrow__meta_models_stay_on_meta():
     with torch.device("meta"):
         model = small_net()
     small, plan = narrow(model, 0.5, torch.zeros(2, 3, 6, 6))
@@ -468,14 +468,14 @@ def test_meta_models_stay_on_meta():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
+def test_narrow__half_precision(dtype):
     model, x = randomized(small_net()).to(dtype), images(6).to(dtype)
     small, _ = narrow(model, 0.5, x)
     assert {t.dtype for t in state(small).values()} == {dtype, torch.int64}
     assert call(small, x).dtype == dtype
 
 
-def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
+def test_narrow__plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
     for make, x in ((partial(vit, 64, 8), images(32)), (small_net, images(6)), (partial(Cross, 16, 4, 12), images(0))):
         small, plan = narrow(randomized(make()), 0.5, x)
         plan.save(tmp_path / "plan.json")
@@ -492,7 +492,7 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 # Errors
 
 
-def test_the_models_own_error_is_not_hidden():
+def test_narrow__the_models_own_error_is_not_hidden():
     with refused("run: Linear"):
         narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
 
@@ -738,7 +738,7 @@ ONLY_REFUSED = {"branch_swaps"}  # others run with that width whole
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
-def test_never_a_wrong_model(name, caplog):
+def test_narrow__never_a_wrong_model(name, caplog):
     model, x, rate, left, expected = adversarial(name)
     if expected:
         with refused(expected):
@@ -757,7 +757,7 @@ def test_never_a_wrong_model(name, caplog):
     assert elements(small) == left < elements(model)
 
 
-def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
+def test_narrow__a_constant_in_a_closure_is_an_error_that_names_the_module():
     width = 12
 
     reshaped = Made(lambda net, x: net.conv(x).view(x.shape[0], width, -1).sum(-1), conv=nn.Conv2d(3, width, 1))
@@ -766,7 +766,7 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
         narrow(model, 0.5, images(4))
 
 
-def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
+def test_narrow__a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
     body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
     net = Made(
         lambda net, x: F.linear(net.body(x), net.make(x[0, :5]).view(3, 12)), make=nn.Linear(5, 3 * 12), body=body
@@ -775,7 +775,7 @@ def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
     assert "make.weight (36, 5)" in caplog.text
 
 
-def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shrink(caplog):
+def test_narrow__widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shrink(caplog):
     def padded(net, x):
         q, k, v = (f(x).view(len(x), -1, 2, net.share).transpose(1, 2) for f in (net.q, net.k, net.v))
         pad = x.new_zeros(len(x), 2, x.shape[1], 32 - net.share)
@@ -794,7 +794,7 @@ def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shr
     assert "1.q.weight (16, 12)" in caplog.text
 
 
-def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
+def test_narrow__what_reads_one_width_from_another_is_refused_with_ways_that_work():
     mixer = Made(
         lambda net, x: x + net.out(net.mix(x).cumsum(-1).reshape(x.shape)), mix=nn.Linear(16, 16), out=nn.Linear(16, 16)
     )
@@ -805,7 +805,7 @@ def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
 
 
 @pytest.mark.slow
-def test_an_attention_over_channels_runs_where_widths_agree_that_its_code_takes_for_one():
+def test_narrow__an_attention_over_channels_runs_where_widths_agree_that_its_code_takes_for_one():
     """Its 100 channels become 50, and four heads of 25 become 52, which its code reads for them."""
     model, x = filled(timm.create_model, "edgenext_x_small", depths=(1, 1, 1, 1)), torch.zeros(1, 3, 64, 64)
     with refused("run: stages.2.blocks.0.xca"):
@@ -816,7 +816,7 @@ def test_an_attention_over_channels_runs_where_widths_agree_that_its_code_takes_
         assert call(small, x).shape == (1, 1000)
 
 
-def test_a_size_that_numbers_decide_is_no_constant():
+def test_narrow__a_size_that_numbers_decide_is_no_constant():
     def pasted(net, x):
         y = net.body(x)
         size = (y.abs().mean((0, 2, 3)).sum() * 10).to(torch.int64).item() + 1
@@ -828,7 +828,7 @@ def test_a_size_that_numbers_decide_is_no_constant():
 
 
 @pytest.mark.parametrize("settings", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
-def test_widths_of_norms_without_rows_stay_whole(settings, caplog):
+def test_narrow__widths_of_norms_without_rows_stay_whole(settings, caplog):
     class Detector(nn.Module):
         def __init__(self):
             super().__init__()
@@ -852,7 +852,7 @@ def test_widths_of_norms_without_rows_stay_whole(settings, caplog):
         narrow(model, 0.5, images[:1], strict=True)
 
 
-def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
+def test_narrow__an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
     model, x, rate, *_ = adversarial("cummax")
     monkeypatch.delitem(RULES, "cummax")
     with refused("width: a.weight", "cummax"):
@@ -863,7 +863,7 @@ def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplo
     assert "cummax" in caplog.text
 
 
-def test_views_in_place():
+def test_narrow__views_in_place():
     model = Made(
         lambda net, x: net.b(net.a(x).transpose_(0, 1).unsqueeze_(0).squeeze_(0).transpose_(0, 1)),
         a=nn.Linear(7, 8), b=nn.Linear(8, 5),
@@ -889,7 +889,7 @@ RECURRENT = {
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_layers(name):
+def test_narrow__recurrent_layers(name):
     kind, options = RECURRENT[name]
     model, x = randomized(recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
     small, plan = narrow(model, 0.5, x)
@@ -908,7 +908,7 @@ def test_recurrent_layers(name):
         (48, 3, 5, 0.5), (16, 4, 6, 0.6), (64, 8, 6, 0.6), (16, 4, 6, 0.3),
     ],
 )  # fmt: skip
-def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, heads, length, rate):
+def test_narrow__attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, heads, length, rate):
     model = nn.Sequential(nn.Linear(7, dim), kind(dim, heads), nn.Linear(dim, 5))
     small, _ = narrow(model, rate, torch.randn(3, length, 7))
     attention, left = getattr(small[1], "attention", small[1]), math.ceil(rate * dim / heads)
@@ -917,7 +917,7 @@ def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, hea
     assert getattr(attention, "scale", left**-0.5) == pytest.approx(left**-0.5)
 
 
-def test_a_probability_is_no_width():
+def test_narrow__a_probability_is_no_width():
     chance = Made(lambda net, x: F.dropout(net.conv(x), net.p, net.training), conv=nn.Conv2d(16, 16, 1), p=0.25)
     small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), chance, nn.Conv2d(16, 4, 1)), 0.5, images(4))
     assert small[1].p == 0.25
@@ -933,7 +933,7 @@ def test_a_probability_is_no_width():
         (nn.RMSNorm(8, elementwise_affine=False), "normalized_shape"),
     ],
 )
-def test_norms_without_weights_say_what_they_see(norm, size):
+def test_narrow__norms_without_weights_say_what_they_see(norm, size):
     layer, x = (
         (nn.Linear, torch.zeros(4, 3)) if size == "normalized_shape" else (partial(nn.Conv2d, kernel_size=1), images(4))
     )
@@ -943,7 +943,7 @@ def test_norms_without_weights_say_what_they_see(norm, size):
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
-def test_convolutions_say_their_channels_and_groups(layer, groups):
+def test_narrow__convolutions_say_their_channels_and_groups(layer, groups):
     net = nn.Sequential(nn.Conv2d(3, 8, 1), layer(8, 16 if groups == 2 else 8, 2, groups=groups), nn.LazyConv2d(2, 1))
     net(images(4))
     small, _ = narrow(net, 0.5, images(4))
@@ -952,7 +952,7 @@ def test_convolutions_say_their_channels_and_groups(layer, groups):
     assert repr(small[1]) == repr(native)
 
 
-def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
+def test_narrow__what_a_forward_pass_registers_is_forgotten_before_the_next():
     def registering(net, y):
         if not hasattr(net, "made"):
             net.register_buffer("made", torch.full((y.shape[1], 1, 1), 2.0))
@@ -963,7 +963,7 @@ def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
     assert "made" not in state(small)
 
 
-def test_a_width_times_the_batch_is_no_width():
+def test_narrow__a_width_times_the_batch_is_no_width():
     model = Made(
         lambda net, x: net.head(net.body(x).flatten().view(len(x), -1)), body=nn.Linear(3, 8), head=nn.Linear(8, 2)
     )
@@ -972,7 +972,7 @@ def test_a_width_times_the_batch_is_no_width():
     assert (small.body.out_features, small.dim) == (4, 16)
 
 
-def test_a_number_of_heads_that_no_operation_reads_is_right_too():
+def test_narrow__a_number_of_heads_that_no_operation_reads_is_right_too():
     """Its code divides by the dimension of heads alone."""
 
     def forward(net, x):
@@ -985,7 +985,7 @@ def test_a_number_of_heads_that_no_operation_reads_is_right_too():
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
+def test_narrow__a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
     def forward(net, x):
         return net.last(nn.functional.pad(net.first(x), (1, 1), mode))
 
@@ -1005,7 +1005,7 @@ class Shifted(nn.Module):
         return self.read(self.made(self.first(x).relu()).diff(dim=-1))
 
 
-def test_a_width_that_is_shifted_against_itself_is_told(caplog):
+def test_narrow__a_width_that_is_shifted_against_itself_is_told(caplog):
     """The model came back whole without a word, even with `strict`."""
     small, _ = narrow(Shifted(), 0.5, torch.randn(2, 4))
     assert small.made.weight.shape == (8, 3)
@@ -1014,7 +1014,7 @@ def test_a_width_that_is_shifted_against_itself_is_told(caplog):
         narrow(Shifted(), 0.5, torch.randn(2, 4), strict=True)
 
 
-def test_one_parameter_with_several_weights_is_named():
+def test_narrow__one_parameter_with_several_weights_is_named():
     class Flat(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1027,7 +1027,7 @@ def test_one_parameter_with_several_weights_is_named():
         narrow(Flat(), 0.5, torch.randn(2, 4))
 
 
-def test_a_rate_may_be_a_number_of_numpy():
+def test_narrow__a_rate_may_be_a_number_of_numpy():
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4)
     assert narrow(net, np.float32(0.5), x)[0][0].out_features == 4
     target = surgery.pruning.Target(parameters=np.float32(0.6))
@@ -1061,7 +1061,7 @@ class Registers(nn.Module):
         return self.out(self.attention(x, x, x)[0][:, 0])
 
 
-def test_widths_that_layers_read_and_none_makes_are_told(caplog):
+def test_narrow__widths_that_layers_read_and_none_makes_are_told(caplog):
     tokens = torch.tensor([1, 2])
     small, _ = narrow(Table(), 0.5, tokens)
     assert (small.up.in_features, small.up.out_features) == (16, 4)
@@ -1073,7 +1073,7 @@ def test_widths_that_layers_read_and_none_makes_are_told(caplog):
     assert not caplog.text
 
 
-def test_channels_that_einsum_computes_side_by_side_are_no_heads():
+def test_narrow__channels_that_einsum_computes_side_by_side_are_no_heads():
     class Depthwise(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1093,7 +1093,7 @@ def test_channels_that_einsum_computes_side_by_side_are_no_heads():
 
 
 @pytest.mark.parametrize(("heads", "experts"), [("inside", 4), ("drop", 2)])
-def test_matrices_of_experts_side_by_side_are_heads_whatever_makes_their_number(heads, experts):
+def test_narrow__matrices_of_experts_side_by_side_are_heads_whatever_makes_their_number(heads, experts):
     class Experts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1114,7 +1114,7 @@ def test_matrices_of_experts_side_by_side_are_heads_whatever_makes_their_number(
     torch.testing.assert_close(full(x), small(x))
 
 
-def test_a_grid_of_positions_is_computed_from_their_number_alone():
+def test_narrow__a_grid_of_positions_is_computed_from_their_number_alone():
     class Moved(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1129,7 +1129,7 @@ def test_a_grid_of_positions_is_computed_from_their_number_alone():
 
 
 @pytest.mark.parametrize("name", ["d_k", "d_head", "head_dim"])
-def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
+def test_narrow__the_size_of_a_head_follows_by_each_of_its_usual_names(name):
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1150,7 +1150,7 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("hook", [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), nn.utils.weight_norm])
-def test_a_weight_that_a_hook_computes_is_there_before_the_first_pass(hook):
+def test_narrow__a_weight_that_a_hook_computes_is_there_before_the_first_pass(hook):
     net = nn.Sequential(hook(nn.Linear(3, 8)), nn.ReLU(), nn.Linear(8, 2))
     small, _ = narrow(net, 0.5, torch.rand(2, 3))
     assert torch.equal(small[0].weight, net[0].weight[:4])
@@ -1172,7 +1172,7 @@ class _Auxiliary(nn.Module):
         return {"main": self.second(hidden), "more": self.auxiliary(hidden)} if self.training else self.second(hidden)
 
 
-def test_a_model_that_trains_otherwise_runs_five_times():
+def test_narrow__a_model_that_trains_otherwise_runs_five_times():
     # Followed in both modes, once in between to see that they differ; then the narrow model in both.
     _Auxiliary.calls = 0
     small, plan = narrow(_Auxiliary(), 0.5, torch.zeros(2, 4))
@@ -1181,7 +1181,7 @@ def test_a_model_that_trains_otherwise_runs_five_times():
     assert small.train()(torch.zeros(2, 4))["more"].shape == (2, 3)
 
 
-def test_a_training_pass_that_fails_leaves_nothing():
+def test_narrow__a_training_pass_that_fails_leaves_nothing():
     # The pass runs when its operations are counted; that its output is no tensor shows when it is followed.
     net, x = _Auxiliary(), torch.zeros(2, 4)
     trace = traced(net, x, output=lambda result: result if result.ndim else ()).found
@@ -1192,7 +1192,7 @@ def test_a_training_pass_that_fails_leaves_nothing():
     assert small.eval()(x).shape == (2, 3)
 
 
-def test_an_index_that_is_as_large_as_a_width_is_no_label():
+def test_narrow__an_index_that_is_as_large_as_a_width_is_no_label():
     """Which of its values a model returns, as a number in a list, equals a width by chance."""
 
     class Picks(nn.Module):

@@ -83,7 +83,7 @@ def learned(rule, tensors, weights, out):
 
 
 @given(st.sampled_from([*BY_HAND]), st.data())
-def test_a_notation_says_what_a_function_does(name, data):
+def test_notation__a_notation_says_what_a_function_does(name, data):
     arguments, result, by_hand = BY_HAND[name]
     size = {axis: data.draw(st.integers(1, 4), axis) for axis in "bijk"}
     shapes = {argument: [size[axis] for axis in axes] for argument, axes in arguments.items()}
@@ -112,7 +112,7 @@ def test_a_notation_says_what_a_function_does(name, data):
         ("a: k k, b: k -> k", "a b", "", ""),
     ],
 )
-def test_what_weights_make_and_what_is_summed(notation, weights, made, summed):
+def test_notation__what_weights_make_and_what_is_summed(notation, weights, made, summed):
     """`left` alone is a weight where `right` is computed: the rank between them is not made, as its factor is data."""
     read = rule_of(notation, "testlib::unknown").__closure__
     (parsed,) = (cell.cell_contents for cell in read if hasattr(cell.cell_contents, "made_and_summed"))
@@ -173,7 +173,7 @@ def narrowed(name, notation, forward, *, head=8, weights=None, x=X, **options):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer(bias):
+def test_notation__a_linear_layer(bias):
     weights = {"weight": (10, 8)} | ({"bias": (10,)} if bias else {})
     shapes = narrowed(
         "linear",
@@ -186,14 +186,14 @@ def test_a_linear_layer(bias):
     assert not bias or shapes["bias"] == (5,)
 
 
-def test_the_rows_of_a_gate_and_of_its_values():
+def test_notation__the_rows_of_a_gate_and_of_its_values():
     forward = lambda net, x, op: net.head(op(net.body(x), net.weight))  # noqa: E731
     shapes = narrowed("gated", "x: ... i, weight: (2 o) i -> ... o", forward, head=10, weights={"weight": (20, 8)})
     assert (shapes["weight"], shapes["head.weight"]) == ((10, 4), (3, 5))
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (5, 8), (1, 1)])
-def test_a_scale_that_is_broadcast(shape):
+def test_notation__a_scale_that_is_broadcast(shape):
     forward = lambda net, x, op: net.head(op(net.body(x), net.scale))  # noqa: E731
     shapes = narrowed("scaled", "x: ... c, scale: [t] c -> ... c", forward, weights={"scale": shape})
     assert shapes["scale"] == (*shape[:-1], min(4, shape[-1]))
@@ -201,7 +201,7 @@ def test_a_scale_that_is_broadcast(shape):
 
 
 @pytest.mark.parametrize(("heads", "kept"), [("inside", 2), ("drop", 1)])
-def test_an_integer_argument_is_the_size_of_its_axis(heads, kept):
+def test_register_rule__an_integer_argument_is_the_size_of_its_axis(heads, kept):
     def forward(net, x, op):
         h = op(net.body(x), net.heads)
         return net.head((h @ h.mT @ h).transpose(1, 2).flatten(2))
@@ -215,7 +215,7 @@ def test_an_integer_argument_is_the_size_of_its_axis(heads, kept):
     assert small.heads == kept
 
 
-def test_a_table_that_is_read():
+def test_notation__a_table_that_is_read():
     index = torch.tensor([[0, 3, 1], [2, 2, 0]])
     forward = lambda net, x, op: net.head(op(net.table, x).relu())  # noqa: E731
     notation = "table: rows! c, index: ... -> ... c"
@@ -223,7 +223,7 @@ def test_a_table_that_is_read():
     assert (shapes["table"], shapes["head.weight"]) == ((4, 4), (3, 4))
 
 
-def test_axes_that_are_marked_stay_whole():
+def test_notation__axes_that_are_marked_stay_whole():
     forward = lambda net, x, op: net.head(op(net.body(x), net.scale))  # noqa: E731
     shapes = narrowed("scaled", "x: ... c!, scale: c -> ... c", forward, weights={"scale": (8,)}, strict=False)
     assert shapes["scale"] == (8,)
@@ -232,7 +232,7 @@ def test_axes_that_are_marked_stay_whole():
     assert (shapes["weight"], shapes["head.weight"]) == ((5, 7), (3, 4))
 
 
-def test_a_tensor_that_is_not_listed_stays_whole():
+def test_notation__a_tensor_that_is_not_listed_stays_whole():
     forward = lambda net, x, op: net.head(op(net.body(x), net.weight))  # noqa: E731
     shapes = narrowed("gated", "x: ... i! -> ... _", forward, head=10, weights={"weight": (20, 8)}, strict=False)
     assert (shapes["weight"], shapes["head.weight"]) == ((20, 8), (3, 10))
@@ -274,7 +274,7 @@ def library():
 
 @pytest.mark.parametrize("name", ["shift", "shift_", "composite", "silent_"])
 @torch.no_grad()
-def test_ways_to_register_an_operation(library, name):
+def test_register_rule__ways_to_register_an_operation(library, name):
     surgery.register_rule(f"notation::{name}", "x: ... c, by: c -> ... c")
 
     def forward(net, x):
@@ -290,7 +290,7 @@ def test_ways_to_register_an_operation(library, name):
 
 
 @torch.no_grad()
-def test_lists_of_tensors(library):
+def test_register_rule__lists_of_tensors(library):
     surgery.register_rule("notation::both", "xs: ... -> ...")
     net = Made(
         lambda net, x: net.head(torch.cat(torch.ops.notation.both([net.body(x), net.other(x)]), -1)),
@@ -331,7 +331,7 @@ def test_lists_of_tensors(library):
         ("x: n c, weight: c -> n c", 8),
     ],
 )
-def test_a_wrong_notation_is_refused_with_its_place(notation, place):
+def test_register_rule__a_wrong_notation_is_refused_with_its_place(notation, place):
     with refused("argument") as error:
         surgery.register_rule("notation::scaled", notation)
     _, line, mark = str(error.value).splitlines()
@@ -339,7 +339,7 @@ def test_a_wrong_notation_is_refused_with_its_place(notation, place):
     assert "notation::scaled" not in registry.RULES
 
 
-def test_a_notation_of_several_lines():
+def test_register_rule__a_notation_of_several_lines():
     surgery.register_rule(
         "notation::scaled",
         """
@@ -390,7 +390,7 @@ NO_RULES = {  # what a function gives, and what the error names
 
 
 @pytest.mark.parametrize("name", NO_RULES)
-def test_a_function_that_is_no_rule_is_named(name):
+def test_register_rule__a_function_that_is_no_rule_is_named(name):
     function, *names = NO_RULES[name]
     surgery.register_rule("notation::scaled")(function)
     net = Made(lambda net, x: OPERATIONS["scaled"](net.body(x), net.scale), body=nn.Linear(6, 8), scale=torch.ones(8))
@@ -398,7 +398,7 @@ def test_a_function_that_is_no_rule_is_named(name):
         narrow(net, 0.5, X.float())
 
 
-def test_what_no_rule_can_be_registered_for():
+def test_register_rule__what_no_rule_can_be_registered_for():
     for wrong in (matmul, None):
         with refused("argument: @register_rule('namespace::name')"):
             surgery.register_rule(wrong)
@@ -411,7 +411,7 @@ def test_what_no_rule_can_be_registered_for():
 
 
 @pytest.mark.parametrize(("notation", "sizes"), [("x: ... c, scal: c -> ... c", ()), ("x: ... c -> ... c", {"scal"})])
-def test_arguments_of_an_operation_that_is_defined_later(notation, sizes):
+def test_register_rule__arguments_of_an_operation_that_is_defined_later(notation, sizes):
     surgery.register_rule("notation::later", notation, sizes=sizes)
     defined = torch.library.Library("notation", "FRAGMENT")
     try:
@@ -426,7 +426,7 @@ def test_arguments_of_an_operation_that_is_defined_later(notation, sizes):
         defined._destroy()
 
 
-def test_a_rule_for_an_operation_that_there_is_not_is_named():
+def test_register_rule__a_rule_for_an_operation_that_there_is_not_is_named():
     surgery.register_rule("notation::scalde", "x: ... c, scale: c -> ... c")
     net = Made(lambda net, x: OPERATIONS["scaled"](net.body(x), net.scale), body=nn.Linear(6, 8), scale=torch.ones(8))
     net = nn.Sequential(net, nn.Linear(8, 2))
@@ -435,7 +435,7 @@ def test_a_rule_for_an_operation_that_there_is_not_is_named():
 
 
 @pytest.mark.parametrize("is_real", [True, False])
-def test_a_kernel_that_does_not_run_with_a_rule_is_refused(lenient, is_real):
+def test_register_rule__a_kernel_that_does_not_run_with_a_rule_is_refused(lenient, is_real):
     """`register_fake` accepts any shapes, so that the meta device shows nothing."""
     surgery.register_rule("notation::lenient", "x: ... c, scale: d -> ... c")
     net = Made(
@@ -449,7 +449,7 @@ def test_a_kernel_that_does_not_run_with_a_rule_is_refused(lenient, is_real):
     assert narrow(net if is_real else net.to("meta"), {"body": 0.5}, X.float())[0].head.in_features == 4
 
 
-def test_a_kernel_that_does_not_run_anyway_is_said(lenient, caplog):
+def test_register_rule__a_kernel_that_does_not_run_anyway_is_said(lenient, caplog):
     surgery.register_rule("notation::lenient", "x: ... c, scale: _ -> ... c")
     net = Made(
         lambda net, x: net.head(lenient(net.body(x), net.scale)),
@@ -460,6 +460,6 @@ def test_a_kernel_that_does_not_run_anyway_is_said(lenient, caplog):
 
 
 @pytest.mark.parametrize("notation", UNFIT)
-def test_a_notation_that_does_not_fit_a_call_is_named(notation):
+def test_notation__a_notation_that_does_not_fit_a_call_is_named(notation):
     with refused("argument: the rule for notation::scaled (surgery.register_rule('notation::scaled', "):
         narrowed("scaled", notation, lambda net, x, op: op(net.body(x), net.scale), weights={"scale": (8,)})

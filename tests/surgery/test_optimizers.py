@@ -84,7 +84,7 @@ def by_hand(make, optimizer, before, after, index):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_cut_network_goes_on_as_with_an_optimizer_by_hand(kind):
+def test_narrow__a_cut_network_goes_on_as_with_an_optimizer_by_hand(kind):
     net = mlp()
     optimizer = OPTIMIZERS[kind](net.parameters())
     train(net, optimizer)
@@ -109,7 +109,7 @@ def test_a_cut_network_goes_on_as_with_an_optimizer_by_hand(kind):
 
 @pytest.mark.parametrize("mode", ["copy", "zero"])
 @pytest.mark.parametrize("kind", ["momentum", "adam", "adamw", "rmsprop"])
-def test_moments_of_a_wider_network_repeat_as_its_weights_do(kind, mode):
+def test_widen__moments_of_a_wider_network_repeat_as_its_weights_do(kind, mode):
     net = mlp()
     optimizer = OPTIMIZERS[kind](net.parameters())
     train(net, optimizer)
@@ -123,7 +123,7 @@ def test_moments_of_a_wider_network_repeat_as_its_weights_do(kind, mode):
 
 
 @pytest.mark.parametrize("operation", ["wider", "deeper"])
-def test_the_loss_does_not_jump_where_the_function_stays(operation):
+def test_optimizers__the_loss_does_not_jump_where_the_function_stays(operation):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 16), Block(), Block(), nn.Linear(16, 2))
     optimizer = torch.optim.Adam(net.parameters(), lr=0.003)
@@ -140,7 +140,7 @@ def test_the_loss_does_not_jump_where_the_function_stays(operation):
 
 
 @pytest.mark.parametrize("operation", ["narrow", "prune", "ungraft", "permute", "widen", "graft", "identity"])
-def test_every_operation_is_followed(operation):
+def test_optimizers__every_operation_is_followed(operation):
     """Moments that equal the weights before are the weights where they lie after."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 16), Block(), Block(), Block(), nn.Linear(16, 2))
@@ -175,7 +175,7 @@ def test_every_operation_is_followed(operation):
     assert all(map(torch.isfinite, map(torch.tensor, losses)))
 
 
-def test_groups_options_names_and_frozen_parameters_stay():
+def test_graft__groups_options_names_and_frozen_parameters_stay():
     net = nn.Sequential(nn.Linear(3, 16), Block(), Block(), nn.Linear(16, 2))
     net[0].bias.requires_grad_(False)
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
@@ -202,7 +202,7 @@ def test_groups_options_names_and_frozen_parameters_stay():
     assert optimizer.state == {}
 
 
-def test_tied_weights_are_one_parameter():
+def test_optimizers__tied_weights_are_one_parameter():
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2))
     net[2].weight = net[0].weight
     optimizer = torch.optim.Adam(net.parameters())
@@ -215,7 +215,7 @@ def test_tied_weights_are_one_parameter():
     assert moved.state[other[2].weight]["exp_avg"].data_ptr() != optimizer.state[net[2].weight]["exp_avg"].data_ptr()
 
 
-def test_states_without_the_shapes_of_their_tensors():
+def test_narrow__states_without_the_shapes_of_their_tensors():
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(4, 8)
     small, plan = surgery.narrow(net, {"0": 0.5}, x)
@@ -247,7 +247,7 @@ def test_states_without_the_shapes_of_their_tensors():
         follow(square, net, small, plan)
 
 
-def test_what_is_around_an_optimizer_and_what_it_holds():
+def test_narrow__what_is_around_an_optimizer_and_what_it_holds():
     net = mlp()
     small, plan = surgery.narrow(net, 0.5, X)
 
@@ -266,7 +266,7 @@ def test_what_is_around_an_optimizer_and_what_it_holds():
         follow(outer, net, small, plan)
 
 
-def test_what_does_not_belong_together_is_refused():
+def test_narrow__what_does_not_belong_together_is_refused():
     net = mlp()
     small, plan = surgery.narrow(net, 0.5, X)
     optimizer = torch.optim.Adam(net.parameters())
@@ -283,7 +283,7 @@ def test_what_does_not_belong_together_is_refused():
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_there_and_back_is_the_identity(data):
+def test_optimizers__there_and_back_is_the_identity(data):
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=3))
     kept = [data.draw(st.permutations(range(n)).map(lambda p: p[: max(1, len(p) // 2)])) for n in sizes]
     full, small = (nn.Module() for _ in range(2))
@@ -304,7 +304,7 @@ def test_there_and_back_is_the_identity(data):
                 assert kind == "asgd" or value[inside].ne(0).all()
 
 
-def test_a_residual_network_of_torchvision_that_is_cut():
+def test_narrow__a_residual_network_of_torchvision_that_is_cut():
     blocks = torchvision.models.resnet.BasicBlock
     net = torchvision.models.ResNet(blocks, [1, 1, 1, 1], num_classes=4).eval()
     image = torch.randn(2, 3, 32, 32)

@@ -144,7 +144,7 @@ def sized(net, sections, change):
 
 
 @pytest.mark.parametrize("kind", BESIDE)
-def test_modules_beside_each_other_are_no_section(kind):
+def test_order__modules_beside_each_other_are_no_section(kind):
     net = BESIDE[kind]().eval()
     found = surgery.sections(net)
     assert len(found) == 1  # they look like one
@@ -161,7 +161,7 @@ def test_modules_beside_each_other_are_no_section(kind):
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_blocks_of_a_list_are_a_section_where_an_example_shows_that_they_follow_each_other(kind):
+def test_order__blocks_of_a_list_are_a_section_where_an_example_shows_that_they_follow_each_other(kind):
     net = ROWS[kind]().eval()
     (section,) = surgery.sections(net)
     assert surgery.sections(net, example=X) == [section]
@@ -206,7 +206,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("way", HIDDEN)
-def test_blocks_whose_order_is_not_seen_are_a_section_once_they_are_registered(way, monkeypatch):
+def test_graft__blocks_whose_order_is_not_seen_are_a_section_once_they_are_registered(way, monkeypatch):
     net = HiddenRow(HIDDEN[way]).eval()
     with torch.no_grad(), refused("argument"):
         graft(net, depths=[4], example=X)
@@ -216,7 +216,7 @@ def test_blocks_whose_order_is_not_seen_are_a_section_once_they_are_registered(w
         torch.testing.assert_close(deep(X), net.blocks[-1](net(X)))
 
 
-def test_blocks_within_modules_beside_each_other_are_found():
+def test_order__blocks_within_modules_beside_each_other_are_found():
     class Towers(nn.Module):
         def __init__(self):
             super().__init__()
@@ -231,7 +231,7 @@ def test_blocks_within_modules_beside_each_other_are_found():
     assert list(map(len, deep.towers)) == [2, 3]
 
 
-def test_what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where_an_example_shows_them():
+def test_order__what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where_an_example_shows_them():
     net = nn.Sequential(Row(part(), part(), part()), Branches(sum))
     rows, beside = [f"0.blocks.{i}" for i in range(3)], [f"1.branches.{i}" for i in range(3)]
     pieces = [{piece.name for piece in surgery.layers(net, unit="block", example=x)} for x in (None, X)]
@@ -240,7 +240,7 @@ def test_what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where
     assert pieces[1].isdisjoint(beside)
 
 
-def test_a_section_beside_heads_changes_and_the_heads_do_not():
+def test_ungraft__a_section_beside_heads_changes_and_the_heads_do_not():
     class Several(nn.Module):
         def __init__(self):
             super().__init__()
@@ -254,7 +254,7 @@ def test_a_section_beside_heads_changes_and_the_heads_do_not():
     assert (len(small.body.blocks), len(small.heads.branches)) == (2, 3)
 
 
-def test_a_section_that_the_example_does_not_run_is_left_alone():
+def test_graft__a_section_that_the_example_does_not_run_is_left_alone():
     class Optional(nn.Module):
         def __init__(self):
             super().__init__()
@@ -270,14 +270,14 @@ def test_a_section_that_the_example_does_not_run_is_left_alone():
     assert len(graft(net, depths=[2, 3], example=(X, True))[0].second.blocks) == 3
 
 
-def test_sequentials_and_declared_blocks_need_no_example():
+def test_order__sequentials_and_declared_blocks_need_no_example():
     assert len(graft(nn.Sequential(part(), part()), depths=[3])[0]) == 3
     net = Spec("resnet20").build()
     depths = [len(section.blocks) + 1 for section in surgery.sections(net)]
     assert set(graft(net, depths=depths)[0].state_dict()) == set(graft(surgery.state(net), depths=depths)[0])
 
 
-def test_a_state_shows_no_order_so_its_caller_names_the_section():
+def test_order__a_state_shows_no_order_so_its_caller_names_the_section():
     values = surgery.state(Row(part(), part()))
     with refused("ambiguous"):
         graft(values, depths=[3])

@@ -45,14 +45,14 @@ ORDER = Calls(lambda y, z: (y * z).cumsum(-1))
 
 
 @pytest.mark.parametrize("given", [[0, 3, 5], (0, 3, 5), torch.tensor([0, 3, 5]), np.array([0, 3, 5])])
-def test_the_positions_given_are_those_that_stay(given):
+def test_positions__the_positions_given_are_those_that_stay(given):
     small, plan = narrow(PLAIN, positions={"a.weight:0": given}, example=X, strict=True)
     assert plan.entries["a.bias"][0].index == plan.entries["b.bias"][0].index == (((0, 1), (3, 4), (5, 6)),)
     assert torch.equal(small.c.weight, PLAIN.c.weight[:, [0, 3, 5]])
     assert small(X).shape == (2, 3, 2)
 
 
-def test_widths_that_are_not_named_stay():
+def test_positions__widths_that_are_not_named_stay():
     assert all(
         t.shape == PLAIN.get_parameter(n).shape for n, t in narrow(PLAIN, positions={}, example=X)[0].named_parameters()
     )
@@ -62,7 +62,7 @@ def test_widths_that_are_not_named_stay():
     assert plan.entries["v.bias"][0].index == (((6, 7), (11, 13), (17, 18)),)
 
 
-def test_widths_that_the_code_takes_for_one_keep_the_same_positions():
+def test_positions__widths_that_the_code_takes_for_one_keep_the_same_positions():
     for positions in ({"a.weight:0": [1, 4]}, {"b.weight:0": [1, 4]}, {"a.weight:0": [1, 4], "b.weight:0": [1, 4]}):
         _, plan = narrow(SIZED, positions=positions, example=X)
         assert plan.entries["a.bias"][0].index == plan.entries["b.bias"][0].index == (((1, 2), (4, 5)),)
@@ -70,7 +70,7 @@ def test_widths_that_the_code_takes_for_one_keep_the_same_positions():
         narrow(SIZED, positions={"a.weight:0": [1, 4], "b.weight:0": [0]}, example=X)
 
 
-def test_a_width_whose_order_matters_keeps_its_first_positions():
+def test_positions__a_width_whose_order_matters_keeps_its_first_positions():
     _, plan = narrow(RANGE, positions={"a.weight:0": [0, 1]}, example=X)
     assert plan.entries["a.bias"][0].index == (((0, 2),),)
     with refused("width"):
@@ -93,12 +93,12 @@ def test_a_width_whose_order_matters_keeps_its_first_positions():
         (ORDER, {"a.weight:0": [0]}, "width"),
     ],
 )
-def test_what_are_no_positions_of_a_width_is_refused(net, given, expected):
+def test_positions__what_are_no_positions_of_a_width_is_refused(net, given, expected):
     with refused(expected):
         narrow(net, positions=given, example=X)
 
 
-def test_options_that_choose_positions_do_not_go_with_them():
+def test_positions__options_that_choose_positions_do_not_go_with_them():
     for options, expected in (
         ({"scores": {}}, "argument: scores"),
         ({"heads": "drop", "rounding": 2}, "argument: heads, rounding"),
@@ -110,7 +110,7 @@ def test_options_that_choose_positions_do_not_go_with_them():
             narrow(PLAIN, positions={"a.weight:0": [0]}, **{"example": X, **options})
 
 
-def test_the_window_of_fedrolex_is_positions():
+def test_positions__the_window_of_fedrolex_is_positions():
     net, small = (zoo.create("cnn", width=width, in_channels=1, image_size=8) for width in (0.5, 0.2))
     image = torch.zeros(2, 1, 8, 8)
     roll, shapes = rolling(net, small, example=image), state(small)

@@ -42,7 +42,7 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS, st.integers(2, 99), st.integers(2, 99))
-def test_arithmetic_with_numbers_that_remember_is_that_of_their_expression(expression, a, b):
+def test_provenance__arithmetic_with_numbers_that_remember_is_that_of_their_expression(expression, a, b):
     holder = nn.Module()
     holder.a, holder.b = a, b
     remember(holder, Tracking())
@@ -60,14 +60,14 @@ STEP = st.tuples(st.sampled_from([operator.add, operator.sub, operator.mul]), st
 
 
 @given(st.integers(2, 99), st.lists(STEP, max_size=5))
-def test_an_inverse_gives_the_number_back(a, steps):
+def test_provenance__an_inverse_gives_the_number_back(a, steps):
     expression = A
     for apply, other, swap in steps:
         expression = Operation(apply, other, expression) if swap else Operation(apply, expression, other)
     assert invert(expression, A, evaluate(expression, {A: a}), {}) == a
 
 
-def test_what_is_copied_written_or_pickled_is_a_plain_number():
+def test_provenance__what_is_copied_written_or_pickled_is_a_plain_number():
     for number in (tracked(8), tracked(0.5)):
         assert type(pickle.loads(pickle.dumps(number))) is type(copy.deepcopy(number)) is type(plain(number))
         assert json.dumps(number) == json.dumps(plain(number))
@@ -91,7 +91,7 @@ def all_numbers(model):
     return [holder[key] for holder, key, _ in numbers(model)]
 
 
-def test_lists_slices_objects_and_products_follow_and_nothing_is_left_of_it():
+def test_narrow__lists_slices_objects_and_products_follow_and_nothing_is_left_of_it():
     net = Block(16)
     before = copy.deepcopy(all_numbers(net))
     small, plan = narrow(net, 0.5, X, strict=True)
@@ -107,7 +107,7 @@ def test_lists_slices_objects_and_products_follow_and_nothing_is_left_of_it():
 
 
 @pytest.mark.parametrize("spelling", ["root", "power", "attribute", "inverse"])
-def test_scales_follow_whatever_their_attributes_are_called(spelling):
+def test_narrow__scales_follow_whatever_their_attributes_are_called(spelling):
     """Outputs of one network in four spellings are those of its class at half the width."""
 
     class Attention(nn.Module):
@@ -136,7 +136,7 @@ def test_scales_follow_whatever_their_attributes_are_called(spelling):
     torch.testing.assert_close(small(x), half(x))
 
 
-def test_code_that_asks_for_plain_numbers_is_traced_with_these(caplog):
+def test_narrow__code_that_asks_for_plain_numbers_is_traced_with_these(caplog):
     class Exact(nn.Module):
         def __init__(self):
             super().__init__()
@@ -153,7 +153,7 @@ def test_code_that_asks_for_plain_numbers_is_traced_with_these(caplog):
     assert "plain numbers" in caplog.text
 
 
-def test_a_label_that_no_operation_reads_says_the_new_width():
+def test_narrow__a_label_that_no_operation_reads_says_the_new_width():
     net = Made(lambda net, x: net.b(net.a(x)), a=nn.Linear(6, 16), b=nn.Linear(16, 3), n_out=16, stride=16)
     small, _ = narrow(net, 0.5, X, strict=True)
     assert (small.n_out, small.stride) == (8, 16)
@@ -166,7 +166,7 @@ RUNS += ["timm:focalnet_tiny_srf", "timm:inception_next_atto", "timm:dpn48b"]
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if i < 2 else pytest.mark.slow) for i, name in enumerate(RUNS)]
 )
-def test_the_narrow_model_runs_once(name, monkeypatch):
+def test_narrow__the_narrow_model_runs_once(name, monkeypatch):
     """It ran up to 121 times while attributes were found by trying."""
     pytest.importorskip("timm")
     runs, difference = [], check._Predicted.difference
@@ -179,7 +179,7 @@ def test_the_narrow_model_runs_once(name, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["timm:test_vit", "timm:test_resnet", pytest.param("timm:test_convnext", marks=pytest.mark.slow)]
 )
-def test_a_classifier_is_reset_after_a_cut(name):
+def test_narrow__a_classifier_is_reset_after_a_cut(name):
     pytest.importorskip("timm")
     model = named(name)
     x = surgery.libraries.example_input(model)
@@ -188,7 +188,7 @@ def test_a_classifier_is_reset_after_a_cut(name):
     assert small.eval()(x).shape[1] == 7
 
 
-def test_reads_are_those_of_the_trace_alone():
+def test_provenance__reads_are_those_of_the_trace_alone():
     seen = traced(Block(16), X)
     assert {place for read in seen.found.reads for place in [read.number] if isinstance(place, Place)} >= {
         Place("", "dim"), Place("", "sizes", 0), Place("", "sizes", 1)
@@ -226,14 +226,14 @@ CODES = {
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_code_that_a_numbers_class_could_break(code, caplog):
+def test_narrow__code_that_a_numbers_class_could_break(code, caplog):
     with caplog.at_level("INFO", logger="surgery"):
         small, _ = narrow(Reads(CODES[code]), 0.5, X, strict=True)
     assert small.dim == 8
     assert "plain numbers" not in caplog.text
 
 
-def test_an_integer_stays_one():
+def test_narrow__an_integer_stays_one():
     def code(net, h):
         assert h.shape[-1] == net.size * 1.0
         return h
@@ -244,7 +244,7 @@ def test_an_integer_stays_one():
     assert (small.size, type(small.size)) == (8, int)
 
 
-def test_numbers_that_a_cache_keeps_compute_plain_ones_afterwards():
+def test_narrow__numbers_that_a_cache_keeps_compute_plain_ones_afterwards():
     kept = []
     narrow(Reads(lambda net, h: (kept.append(net.dim // 2), h)[1]), 0.5, X)
     assert type(kept[0] * 3) is int
@@ -254,12 +254,12 @@ def test_numbers_that_a_cache_keeps_compute_plain_ones_afterwards():
 
 
 @pytest.mark.parametrize("name", ["value_dim", "num_key_value_dim", "hidden_layers_dim", "num_features"])
-def test_words_within_a_name_exclude_no_label(name):
+def test_narrow__words_within_a_name_exclude_no_label(name):
     net = Made(lambda net, x: net.b(net.a(x)), a=nn.Linear(6, 16), b=nn.Linear(16, 3), **{name: 16})
     assert getattr(narrow(net, 0.5, X, strict=True)[0], name) == 8
 
 
-def test_what_trains_otherwise_is_seen_where_numbers_have_to_be_plain():
+def test_narrow__what_trains_otherwise_is_seen_where_numbers_have_to_be_plain():
     class Aux(nn.Module):
         def __init__(self):
             super().__init__()

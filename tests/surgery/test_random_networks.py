@@ -128,19 +128,19 @@ def judge_many(name, count, more=1):
     return found
 
 
-def test_how_many_operations_random_networks_have():
+def test_random_networks__how_many_operations_random_networks_have():
     assert len(OPERATIONS) == 99
 
 
 @pytest.mark.parametrize("name", some(OPERATIONS, [*OPERATIONS][::4]))  # each rule has samples beside these
-def test_random_networks(name):
+def test_random_networks__holds(name):
     there, _ = zip(*judge_many(name, 2))
     assert any(there)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_many_random_networks(name):
+def test_random_networks__many_random_networks(name):
     there, refused = zip(*judge_many(name, -(-MANY // len(OPERATIONS)), more=2))
     assert any(there)
     if len(refused) >= 10:  # of few all may be refused
@@ -170,7 +170,7 @@ def broken(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_rule_is_noticed(name, monkeypatch):
+def test_random_networks__a_wrong_rule_is_noticed(name, monkeypatch):
     _, nodes, judged = WRONG[name]
     graph = [Node("linear", (1,), 2), *nodes, Node("linear", (0,), 1)]
     check(judged, graph, head=3)  # which may refuse: nothing of it is wrong
@@ -181,7 +181,7 @@ def test_a_wrong_rule_is_noticed(name, monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["roll", "sort"])
-def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
+def test_random_networks__a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
     broken(name, monkeypatch)
 
     known = {}

@@ -47,7 +47,7 @@ def cases(draw):
 
 
 @given(cases())
-def test_shuffle_equals_the_paper_s_lists_and_its_inverse_undoes_it(case):
+def test_recombine__shuffle_equals_the_paper_s_lists_and_its_inverse_undoes_it(case):
     """Lemma 4.4 follows: sums, and squared distances from anywhere, are invariant."""
     net, states, unit, fraction, generator = case
     parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
@@ -63,7 +63,7 @@ def test_shuffle_equals_the_paper_s_lists_and_its_inverse_undoes_it(case):
 
 @settings(max_examples=40)
 @given(cases())
-def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
+def test_recombine__all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
     net, states, unit, fraction, generator = case
     parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
     rows = surgery.permutations(len(parts), len(states), generator=generator)
@@ -96,7 +96,7 @@ def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case
             assert all(torch.equal(slot[n], t) for n, t in wanted.items())
 
 
-def test_modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
+def test_recombine__modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
     def make(seed):
         torch.manual_seed(seed)
         net = nn.ModuleDict({"a": nn.Embedding(3, 2), "norm": nn.BatchNorm1d(2), "b": nn.Linear(2, 3, bias=False)})
@@ -123,7 +123,7 @@ def test_modules_keep_ties_mode_and_requires_grad_and_can_be_trained():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.complex64])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_dtype_and_device_are_kept(dtype, device):
+def test_recombine__dtype_and_device_are_kept(dtype, device):
     models = {"w": torch.zeros(3, 2, dtype=dtype, device=device)}
     rows = torch.tensor([[1, 2, 0]])
     for mixed in (
@@ -134,7 +134,7 @@ def test_dtype_and_device_are_kept(dtype, device):
         assert (mixed.dtype, mixed.device.type, mixed.shape) == (dtype, device, (3, 2))
 
 
-def test_inplace_needs_no_second_stack():
+def test_recombine__inplace_needs_no_second_stack():
     models = {n: torch.zeros(4, 50_000) for n in "abc"}
     largest = max(t.nbytes for t in models.values())
     sizes = []
@@ -157,7 +157,7 @@ def test_inplace_needs_no_second_stack():
 
 
 @given(st.integers(1, 20), st.integers(0, 1000), st.booleans())
-def test_rows_are_permutations_repeat_with_the_seed_and_derangements_move_every_slot(k, seed, derange):
+def test_recombine__rows_are_permutations_repeat_with_the_seed_and_derangements_move_every_slot(k, seed, derange):
     derange = derange and k > 1
     rows, again = (
         surgery.permutations(8, k, generator=torch.Generator().manual_seed(seed), derange=derange) for _ in range(2)
@@ -168,7 +168,7 @@ def test_rows_are_permutations_repeat_with_the_seed_and_derangements_move_every_
     assert torch.equal(rows.gather(1, surgery.recombine.inverse(rows)), torch.arange(k).expand(8, k))
 
 
-def test_derangements_are_uniform_and_one_slot_has_none():
+def test_recombine__derangements_are_uniform_and_one_slot_has_none():
     rows = surgery.permutations(9 * 400, 4, generator=torch.Generator().manual_seed(0), derange=True)
     found, counts = rows.unique(dim=0, return_counts=True)
     assert len(found) == 9  # of four
@@ -182,7 +182,7 @@ def numbered(n):
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_segments_follow_the_formula_exactly(n, denominator):
+def test_recombine__segments_follow_the_formula_exactly(n, denominator):
     """Layer j is in segment ceil(j / (x N)), in exact arithmetic, for x = 1/denominator."""
     groups = surgery.segments(numbered(n), fraction=1 / denominator)
     where = {int(name.split(".")[0]): s for s, names in enumerate(groups, 1) for name in names}
@@ -191,7 +191,7 @@ def test_segments_follow_the_formula_exactly(n, denominator):
     assert sum(map(len, groups)) == n
 
 
-def test_fraction_one_is_the_whole_model_and_zero_each_layer():
+def test_recombine__fraction_one_is_the_whole_model_and_zero_each_layer():
     assert len(surgery.segments(numbered(7), fraction=1.0)) == 1
     assert len(surgery.segments(numbered(7), fraction=0.0)) == 7
     assert (
@@ -231,19 +231,19 @@ HERE = {"inplace": True}
         ([nn.Linear(1, 1)] * 2, [("w",)], [[1, 0]], HERE, "argument"),
     ],
 )  # fmt: skip
-def test_what_would_lose_double_or_scramble_a_layer_is_refused(models, segments, rows, options, expected):
+def test_recombine__what_would_lose_double_or_scramble_a_layer_is_refused(models, segments, rows, options, expected):
     with refused(expected):
         surgery.shuffle(models, segments=segments, permutations=torch.tensor(rows), **options)
 
 
-def test_zoo_models_decompose_into_the_layers_one_expects():
+def test_recombine__zoo_models_decompose_into_the_layers_one_expects():
     assert [layer.name for layer in surgery.layers(zoo.create("cnn"))] == ["conv1", "conv2", "fc1", "fc2"]
     assert len(surgery.layers(zoo.create("resnet20"))) == 2 + 9 * 4 + 1  # convolutions and norms apart
     assert len(surgery.layers(zoo.create("resnet20"), unit="block")) == 2 + 9 + 1
 
 
 @pytest.mark.nightly
-def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
+def test_recombine__the_benchmark_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     monkeypatch.setattr("sys.argv", ["surgery", "--quick", "--out", str(tmp_path)])
     benchmark = importlib.import_module("surgery_speed")

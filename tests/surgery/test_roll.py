@@ -64,7 +64,7 @@ WINDOWS = [(name, by) for name in SPECS for by in (0, 1, 5, 13, 47)]
 @pytest.mark.parametrize(
     ("name", "by"), some(WINDOWS, [(name, by) for name, by in WINDOWS if by == 5 or (name == "cnn" and by == 47)])
 )
-def test_a_window_is_the_leading_corner_of_the_rolled_model(name, by):
+def test_narrow__a_window_is_the_leading_corner_of_the_rolled_model(name, by):
     full, small, x = pair(name)
     plan = rolling(full, small, example=x)(by)
     other = rolled(name, full, small, by)
@@ -77,7 +77,7 @@ def test_a_window_is_the_leading_corner_of_the_rolled_model(name, by):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name):
+def test_narrow__the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name):
     full, small, x = pair(name)
     roll, leading = rolling(full, small, example=x), narrow(full, like=small)[1]
     assert roll(0) == leading
@@ -91,7 +91,7 @@ def test_the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name
     assert roll(-1) == roll(every - 1) != roll(0)
 
 
-def test_positions_by_hand():
+def test_roll__positions_by_hand():
     net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, d)) for c, d in ((4, 3), (3, 3)))
     roll = rolling(net, small, example=torch.zeros(1, 1, 1, 2))
     held = [[p for a, b in roll(by).entries["2.weight"][0].index[1] for p in range(a, b)] for by in range(4)]
@@ -111,13 +111,13 @@ class Shifted(nn.Module):
         return self.b(self.a(x) + self.shift)
 
 
-def test_tensors_that_no_state_holds_roll_along():
+def test_roll__tensors_that_no_state_holds_roll_along():
     plan = rolling(Shifted(5), Shifted(3), example=torch.zeros(1, 2))(4)
     assert plan.build(Shifted(5)).shift.tolist() == [0, 1, 4]
 
 
 @pytest.mark.slow
-def test_every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
+def test_roll__every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
     with torch.device("meta"):
         full, small = (zoo.create("mobilenetv2", width=width) for width in (1.0, 0.5))
     full, small = full.to_empty(device="cpu"), small.to_empty(device="cpu")
@@ -132,7 +132,7 @@ def test_every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before.values(), full.state_dict().values()))
 
 
-def test_corners_that_are_no_windows_are_refused():
+def test_roll__corners_that_are_no_windows_are_refused():
     for name, fields in (("resnet20", {}), ("preresnet20", {"norm": "group"})):
         spec = Spec(name, image_size=8, depth=1, **fields)
         with refused("width"):
@@ -157,6 +157,6 @@ class Counted(nn.Module):
         return self.c(self.b(h * torch.arange(h.shape[1], dtype=h.dtype)).relu())
 
 
-def test_a_width_whose_order_matters_keeps_its_first_positions():
+def test_roll__a_width_whose_order_matters_keeps_its_first_positions():
     plan = rolling(Counted(8), Counted(4), example=torch.zeros(1, 3))(3)
     assert [plan.entries[name][0].index for name in ("a.bias", "b.bias")] == [(((0, 4),),), (((3, 7),),)]

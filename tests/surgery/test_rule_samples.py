@@ -70,7 +70,7 @@ ONE_OF_EACH = {(RULES[name].function, call): name for name, call in SAMPLES.item
 
 @pytest.mark.parametrize("name", some(SAMPLES, ONE_OF_EACH))
 @torch.no_grad()
-def test_a_rule(name, monkeypatch):
+def test_rule_samples__a_rule(name, monkeypatch):
     net = network(name)
     small, plan, used = halved(net, monkeypatch)
     if name not in used:
@@ -84,7 +84,7 @@ def test_a_rule(name, monkeypatch):
 
 @pytest.mark.parametrize("name", some(SAMPLES, [*ONE_OF_EACH][::3]))
 @torch.no_grad()
-def test_a_rule_keeps_what_is_computed_in_any_order(name):
+def test_permute__a_rule_keeps_what_is_computed_in_any_order(name):
     net, draw = network(name), torch.Generator().manual_seed(1)
     _, solution = solved_for(net, EXAMPLE, None, "permute")
     free = {name: width.size for name, width in named_widths(solution).items() if not width.order}
@@ -98,7 +98,7 @@ GROWING = [name for name in SAMPLES if "empty" not in name]  # whether what lies
 
 @pytest.mark.parametrize("name", some(GROWING, WIDENED.split()))
 @torch.no_grad()
-def test_a_rule_keeps_what_is_computed_of_repeated_positions(name):
+def test_widen__a_rule_keeps_what_is_computed_of_repeated_positions(name):
     net = network(name)
     if name in NOT_WIDENED.split():
         with refused("run"):
@@ -108,12 +108,12 @@ def test_a_rule_keeps_what_is_computed_of_repeated_positions(name):
     torch.testing.assert_close(wide(EXAMPLE), net(EXAMPLE))
 
 
-def test_every_rule_has_samples():
+def test_rule_samples__every_rule_has_samples():
     assert SAMPLES.keys() | KIN.keys() | APART == RULES.keys()
     assert all(RULES[name].function is RULES[other].function for name, other in KIN.items())
 
 
-def test_the_axes_of_a_triangular_matrix_stay_whole():
+def test_narrow__the_axes_of_a_triangular_matrix_stay_whole():
     def forward(net, x):
         h = net.body(net.front(x))
         return net.head(torch.linalg.solve_triangular(9 + h.mT @ h, h.mT, upper=True).mT)

@@ -73,7 +73,7 @@ FEATURES_SHRINK = {
 
 
 @pytest.mark.parametrize("case", FEATURES_SHRINK)
-def test_operations_along_tokens_leave_the_features_free(case):
+def test_rules__operations_along_tokens_leave_the_features_free(case):
     assert_narrows(tokens(FEATURES_SHRINK[case]), floats(2, 5, 4), **HALF)
 
 
@@ -121,7 +121,7 @@ ONE_WIDTH = {
 
 
 @pytest.mark.parametrize("case", ONE_WIDTH)
-def test_two_tensors_become_one_width(case):
+def test_rules__two_tensors_become_one_width(case):
     function = ONE_WIDTH[case]
     model = Made(
         lambda net, x: net.head(function(net.body(x), net.other(x))),
@@ -151,7 +151,7 @@ FEATURES_STAY = {
 
 
 @pytest.mark.parametrize("case", FEATURES_STAY)
-def test_features_stay_whole_where_positions_are_told_apart(case):
+def test_rules__features_stay_whole_where_positions_are_told_apart(case):
     assert_narrows(tokens(FEATURES_STAY[case]), floats(2, 5, 4), **WHOLE, front__weight=(3, 4))
 
 
@@ -175,7 +175,7 @@ FEATURES_REDUCED = {
 
 @pytest.mark.parametrize("case", FEATURES_REDUCED)
 @torch.no_grad()
-def test_features_whose_order_nothing_reads_shrink(case):
+def test_permute__features_whose_order_nothing_reads_shrink(case):
     function, x = FEATURES_REDUCED[case], floats(2, 5, 4)
 
     def made(hidden):
@@ -196,7 +196,7 @@ def test_features_whose_order_nothing_reads_shrink(case):
 
 @pytest.mark.parametrize(("read", "size"), [("topk", 3), ("sort", 8)])
 @torch.no_grad()
-def test_ranks_keep_their_order(read, size):
+def test_narrow__ranks_keep_their_order(read, size):
     """A layer that reads the largest features in order has a weight for each rank; the first ranks stay."""
     function = {"topk": lambda h: h.topk(3)[0], "sort": lambda h: h.sort(descending=True)[0]}[read]
     model = Made(lambda net, x: net.head(function(net.body(x))), body=nn.Linear(4, 8), head=nn.Linear(size, 3))
@@ -220,7 +220,7 @@ FEATURES_IN_ORDER = {
 
 
 @pytest.mark.parametrize("case", FEATURES_IN_ORDER)
-def test_features_under_a_sliding_window_keep_their_order(case):
+def test_rules__features_under_a_sliding_window_keep_their_order(case):
     model = tokens(FEATURES_IN_ORDER[case])
     assert_narrows(model, floats(2, 5, 4), head__weight=(3, 4))
     (width,) = (w for w in surgery.widths(model, floats(2, 5, 4)) if w.size == 8)
@@ -235,7 +235,7 @@ DEFORMED = {  # name: (channels left, groups, channels of the offset, whether th
 
 
 @pytest.mark.parametrize("case", DEFORMED)
-def test_deformable_convolutions_shrink(case):
+def test_rules__deformable_convolutions_shrink(case):
     left, groups, offset, masked = DEFORMED[case]
     model = Made(
         lambda net, x: net.head(net.deform(h := net.body(x), net.offset(h), net.mask(h) if masked else None)),
@@ -247,7 +247,7 @@ def test_deformable_convolutions_shrink(case):
     assert small.head.weight.shape[1] == left // 2
 
 
-def test_pixels_that_are_features_shrink_where_channels_become_pixels_and_back():
+def test_rules__pixels_that_are_features_shrink_where_channels_become_pixels_and_back():
     """A feature's neighbours in the larger image come from other tokens; halves are the first pairs of pixels."""
     shuffle = lambda net, x: net.head(F.pixel_shuffle(net.body(x)[:, :, None], 2))  # noqa: E731
     model = Made(shuffle, body=nn.Linear(6, 8), head=nn.Linear(16, 3))
@@ -266,7 +266,7 @@ def bagged(mode, weights=False):
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_a_bag_of_embeddings(mode):
+def test_rules__a_bag_of_embeddings(mode):
     shapes = {"table__weight": (10, 4), "head__weight": (3, 4)}
     small = assert_narrows(bagged(mode), (ints(6, high=10), torch.tensor([0, 2, 5])), **shapes)
     assert small.table.embedding_dim == 4
@@ -275,7 +275,7 @@ def test_a_bag_of_embeddings(mode):
         assert_narrows(bagged(mode), (ints(3, 4, high=10), floats(3, 4)), **shapes)
 
 
-def test_bilinear():
+def test_rules__bilinear():
     model = Made(
         lambda net, x: net.head(net.both(net.one(x), net.two(x))),
         one=nn.Linear(4, 8), two=nn.Linear(4, 6), both=nn.Bilinear(8, 6, 10), head=nn.Linear(10, 3),
@@ -301,13 +301,13 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_a_loss_in_the_forward_pass_keeps_the_classes(case):
+def test_rules__a_loss_in_the_forward_pass_keeps_the_classes(case):
     loss, labels = LOSSES[case]
     model = Made(lambda net, x, t: loss(net.head(net.body(x)), t), body=nn.Linear(4, 8), head=nn.Linear(8, 5))
     assert_narrows(model, (floats(6, 4), labels), body__weight=(4, 4), head__weight=(5, 4))
 
 
-def test_a_loss_between_hidden_features_shrinks():
+def test_rules__a_loss_between_hidden_features_shrinks():
     model = Made(
         lambda net, x: F.mse_loss(net.one(x), net.two(x), reduction="sum"), one=nn.Linear(4, 8), two=nn.Linear(4, 8)
     )
@@ -351,7 +351,7 @@ def gathered(net, h, weights, chosen):
 
 
 @pytest.mark.parametrize("dispatch", [one_by_one, all_at_once, gathered])
-def test_experts_shrink_and_none_is_lost(dispatch):
+def test_rules__experts_shrink_and_none_is_lost(dispatch):
     shapes = {"body__weight": (4, 6), "gate__weight": (4, 4), "up": (4, 5, 4), "down": (4, 4, 5)}
     assert_narrows(Experts(dispatch), floats(5, 6), **shapes)
 
@@ -369,7 +369,7 @@ def listed(net, h, weights, chosen):
 
 
 @pytest.mark.parametrize("dispatch", [one_by_one, masked, listed])
-def test_how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
+def test_narrow__how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
     for seed in range(3):
         model = randomized(Experts(dispatch).double(), seed).eval()
         small, plan = narrow(model, 0.5, floats(5, 6))
@@ -377,7 +377,7 @@ def test_how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
         assert_zero_oracle(model, small, plan, floats(5, 6, seed=1))
 
 
-def test_grouped_products_follow_both_widths():
+def test_rules__grouped_products_follow_both_widths():
     model = Experts(None, 16, 32).bfloat16()  # torch wants rows of multiples of 16 bytes
     offsets = torch.tensor([1, 2, 4, 5], dtype=torch.int32)
     model.dispatch = lambda net, h, w, c: torch._grouped_mm(
@@ -405,7 +405,7 @@ def pruned(module):
     ],
 )
 @pytest.mark.parametrize("layer", ["linear", "convolution"])
-def test_weights_that_are_computed(norm, original, layer):
+def test_narrow__weights_that_are_computed(norm, original, layer):
     linear = layer == "linear"
     make, x = (nn.Linear, floats(2, 6)) if linear else (lambda i, o: nn.Conv2d(i, o, 3), floats(2, 6, 5, 5))
     model, shape = nn.Sequential(norm(make(6, 8)), nn.Tanh(), norm(make(8, 3))), (4, 6) if linear else (4, 6, 3, 3)
@@ -421,7 +421,7 @@ def test_weights_that_are_computed(norm, original, layer):
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_a_recurrent_layer_where_it_is(directions):
+def test_narrow__a_recurrent_layer_where_it_is(directions):
     """In a model that looks at numbers, and so cannot run on the meta device, it is one operation."""
     model = Made(
         lambda net, x: net.head(net.layers(net.body(x))[0]) * (1 if x.sum().item() else 2),
@@ -458,7 +458,7 @@ def encoder():
 @pytest.mark.parametrize(
     "mask", [None, floats(5, 5), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])], ids=["no", "float", "padding"]
 )
-def test_fused_transformer_layers_are_followed(mask, fused):
+def test_narrow__fused_transformer_layers_are_followed(mask, fused):
     model = randomized(encoder().double()).eval()
     x = floats(2, 5, 6)
     small, plan = narrow(model, 0.5, x if mask is None else (x, mask))
@@ -471,7 +471,7 @@ def test_fused_transformer_layers_are_followed(mask, fused):
         torch.testing.assert_close(y, small(x))
 
 
-def test_fused_attention_is_followed(fused):
+def test_rules__fused_attention_is_followed(fused):
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
     model = Made(
         lambda net, x: net.head(net.mix(*[net.body(x)] * 3)[0]) * (1 if x.sum().item() else 2),
@@ -480,7 +480,7 @@ def test_fused_attention_is_followed(fused):
     assert_narrows(model, floats(2, 5, 6), head__weight=(3, 8))
 
 
-def test_fused_attention_comes_back_when_the_last_thread_is_done(fused):
+def test_rules__fused_attention_comes_back_when_the_last_thread_is_done(fused):
     inside, leave = threading.Event(), threading.Event()
 
     def stay():
@@ -539,13 +539,13 @@ def scaled(library):
     return randomized(model.double()).eval()
 
 
-def test_an_operation_of_a_user_is_not_taken_for_one_of_the_same_name(library, told):
+def test_narrow__an_operation_of_a_user_is_not_taken_for_one_of_the_same_name(library, told):
     """A norm would sum over all axes: a result without axes."""
     with refused("width: testlib::norm"):
         narrow(scaled(library), 0.5, floats(2, 6))
 
 
-def test_a_rule_of_a_user_is_followed(library, told):
+def test_rules__a_rule_of_a_user_is_followed(library, told):
     @surgery.register_rule("testlib::norm")
     def rule(view, args, out):
         *_, features = view.axes_of(args["x"])
@@ -555,7 +555,7 @@ def test_a_rule_of_a_user_is_followed(library, told):
     assert_narrows(scaled(library), floats(2, 6), scale=(4,), head__weight=(3, 4))
 
 
-def test_sizes_and_lists_of_results(library, told):
+def test_rules__sizes_and_lists_of_results(library, told):
     @surgery.register_rule("testlib::heads", sizes={"length"})
     def rule(view, args, out):
         *outer, features = view.axes_of(args["x"])
@@ -575,7 +575,7 @@ def test_sizes_and_lists_of_results(library, told):
     )
 
 
-def test_a_wrong_rule_is_named(library, told):
+def test_register_rule__a_wrong_rule_is_named(library, told):
     @surgery.register_rule("testlib::norm")
     def short(view, args, out):
         return view.axes_of(args["x"])[:1]
@@ -598,7 +598,7 @@ def test_a_wrong_rule_is_named(library, told):
         narrow(scaled(library), 0.5, floats(2, 6))
 
 
-def test_names_of_rules(told):
+def test_register_rule__names_of_rules(told):
     with refused("argument: namespace::name"):
         surgery.register_rule("norm")
     with refused("argument: namespace::name"):
@@ -614,7 +614,7 @@ class Step(nn.Sequential):
     """A block that stands under a name of its own."""
 
 
-def test_blocks_of_a_registered_class_are_found(told):
+def test_rules__blocks_of_a_registered_class_are_found(told):
     def step():
         return Step(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
@@ -650,7 +650,7 @@ class Strange(nn.Module):
 """
 
 
-def test_a_block_of_a_file_of_its_own(told, tmp_path, monkeypatch):
+def test_rules__a_block_of_a_file_of_its_own(told, tmp_path, monkeypatch):
     (tmp_path / "strange_blocks.py").write_text(BLOCK)
     monkeypatch.syspath_prepend(tmp_path)
     import strange_blocks
@@ -669,7 +669,7 @@ def shuffled(net, x):
 
 
 @pytest.mark.slow
-def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
+def test_narrow__what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     example = torch.zeros(1, 3, 4, 4)
     unit = lambda: Made(shuffled, layer=nn.Conv2d(12, 12, 1))  # noqa: E731
     one = nn.Sequential(nn.Conv2d(3, 24, 1), unit(), nn.Conv2d(24, 5, 1))
@@ -692,7 +692,7 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     assert any("channel shuffles in a row" in reason for reason in whole)
 
 
-def test_a_slice_inside_of_a_part_is_the_reason_where_nothing_is_shuffled():
+def test_rules__a_slice_inside_of_a_part_is_the_reason_where_nothing_is_shuffled():
     """As where a detector finds no boxes: the coordinates lie side by side, and the first number alone is dropped."""
 
     def forward(net, x):

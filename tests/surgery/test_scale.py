@@ -31,7 +31,7 @@ def stacks(draw):
 
 @settings(max_examples=60)
 @given(st.integers(0, 120), QUANTILES, st.booleans(), st.integers(0, 10**6))
-def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
+def test_scale__percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     values = values.mul(2).round() if ties else values
     expected = torch.tensor(oracles.percentile_norm(values.tolist(), q))
@@ -39,7 +39,7 @@ def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
 
 
 @pytest.mark.slow
-def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
+def test_scale__percentile_norm_has_no_limit_of_elements_and_sums_exactly():
     n = (1 << 24) + 21  # torch.quantile refuses this many
     values = torch.ones(n)
     values[:1000] = 50.0
@@ -48,7 +48,7 @@ def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
-def test_dtypes_are_computed_in_float32_at_least(dtype):
+def test_scale__dtypes_are_computed_in_float32_at_least(dtype):
     x = torch.full((3, 100), 200.0).to(dtype)  # squares overflow in float16
     norms = surgery.scale.percentile_norm(x, stacked=True)
     assert norms.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
@@ -62,7 +62,7 @@ def test_dtypes_are_computed_in_float32_at_least(dtype):
 @pytest.mark.parametrize("large", [0, 1 << 16])  # each is searched, or many are put together
 @settings(max_examples=40)
 @given(case=stacks(), q=QUANTILES, together=st.booleans())
-def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
+def test_scale__match_norms_equals_the_paper_s_loop(large, case, q, together):
     models, mask = case
     names = list(models)
     groups = [tuple(names[::2]), tuple(names[1::2])] if together else [(n,) for n in names]
@@ -79,7 +79,7 @@ def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
             assert torch.equal(models[name], before[name])
 
 
-def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
+def test_scale__uncovered_elements_zeros_integers_and_ungrouped_tensors():
     models = {
         "w": torch.tensor([[3.0, math.nan], [6.0, 8.0], [0.0, 0.0]]),
         "v": torch.ones(3, 2),
@@ -95,7 +95,7 @@ def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
         assert scaled[name].data_ptr() != models[name].data_ptr()
 
 
-def test_meta_tensors_give_shapes():
+def test_scale__meta_tensors_give_shapes():
     models = {"w": torch.zeros(3, 2, device="meta")}
     assert surgery.scale.percentile_norm(models["w"], stacked=True).shape == (3,)
     scaled, factors = surgery.match_norms(models)
@@ -104,7 +104,7 @@ def test_meta_tensors_give_shapes():
     assert scaled["w"].shape == (3, 2)
 
 
-def test_the_accelerator_s_way_gives_the_same():
+def test_scale__the_accelerator_s_way_gives_the_same():
     """What other devices run (no NumPy), on tensors whose device only claims to be another."""
     values = torch.randn(3, 101, generator=torch.Generator().manual_seed(0)).abs()
 
@@ -155,7 +155,7 @@ def adversaries():
 
 @pytest.mark.parametrize("name", adversaries())
 @pytest.mark.parametrize("q", [0.0, 0.29, 0.95, 1.0])
-def test_searching_a_large_tensor_equals_the_sorted_list(name, q, monkeypatch):
+def test_scale__searching_a_large_tensor_equals_the_sorted_list(name, q, monkeypatch):
     tensors = adversaries()[name]
     monkeypatch.setattr(module, "_CHUNK", 1024)
     monkeypatch.setattr(module, "_ROW", 128)
@@ -169,20 +169,20 @@ def test_searching_a_large_tensor_equals_the_sorted_list(name, q, monkeypatch):
 
 
 @pytest.mark.parametrize("q", [0.07, 0.14, 0.29, 0.57, 0.58])  # of which 100 times is less in floating point
-def test_a_percentile_of_101_magnitudes_is_the_one_of_that_number(q):
+def test_scale__a_percentile_of_101_magnitudes_is_the_one_of_that_number(q):
     expected = math.sqrt(sum(i * i for i in range(round(100 * q) + 1)))
     assert surgery.scale.percentile_norm(torch.arange(101.0), q=q).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 1, 2879])
-def test_searching_finds_what_is_not_finite(bad, at):
+def test_scale__searching_finds_what_is_not_finite(bad, at):
     values = adversaries()["normal"][0]
     values[at] = bad
     assert module._search([values], 0.95)[0, 0].isnan()
 
 
-def test_ordinary_weights_are_searched_without_sorting_them(monkeypatch):
+def test_scale__ordinary_weights_are_searched_without_sorting_them(monkeypatch):
     monkeypatch.setattr(module, "_lowest", lambda *_: pytest.fail("sorted out"))
     values = torch.randn(2, 750, 750, generator=torch.Generator().manual_seed(0))
     norms = surgery.scale.percentile_norm(values, stacked=True)
@@ -193,7 +193,7 @@ def test_ordinary_weights_are_searched_without_sorting_them(monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_norms_of_all_sizes_come_back_in_order(threads):
+def test_scale__norms_of_all_sizes_come_back_in_order(threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -207,7 +207,7 @@ def test_norms_of_all_sizes_come_back_in_order(threads):
     assert found[:, 1].tolist() == sizes
 
 
-def test_next_to_nothing_is_not_enlarged():
+def test_scale__next_to_nothing_is_not_enlarged():
     scaled, factors = surgery.match_norms({"w": torch.tensor([[1e-42], [1.0], [3.0], [1e-5]])}, q=1.0)
     torch.testing.assert_close(factors["w"], torch.tensor([1.0, 4 / 3, 4 / 9, 4e5 / 3]), rtol=1e-5, atol=0)
     assert scaled["w"][0] == torch.tensor(1e-42)
@@ -226,7 +226,7 @@ def test_next_to_nothing_is_not_enlarged():
         ({"mask": {"w": torch.ones(2, 2)}}, "argument: masks"),
     ],
 )
-def test_match_norms_refuses(arguments, expected):
+def test_scale__match_norms_refuses(arguments, expected):
     with refused(expected):
         surgery.match_norms(**{"models": {"w": torch.ones(2, 2)}, **arguments})
 
@@ -236,7 +236,7 @@ NARROW = Plan({"w": (Source("w", (((0, 16),),)),)}, {"w": (64,)})
 PAIR = [{"w": torch.full((16,), 3.0)}, {"w": torch.full((64,), -3.0)}]
 
 
-def test_rms_does_not_scale_a_model_for_being_narrow():
+def test_scale__rms_does_not_scale_a_model_for_being_narrow():
     assert norm_factors(PAIR, [NARROW, WIDE])["w"].tolist() == pytest.approx([1.5, 0.75])
     assert norm_factors(PAIR, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([1.0, 1.0])
     # 100 stands above the quantile: it counts neither in the norm nor in the number.
@@ -244,7 +244,7 @@ def test_rms_does_not_scale_a_model_for_being_narrow():
     assert norm_factors(states, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([0.75, 1.5])
 
 
-def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
+def test_scale__who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
     states = [{"w": torch.full((16,), math.nan)}, PAIR[1]]
     assert norm_factors(states, [NARROW, WIDE], weights=[0, 3])["w"].tolist() == [1.0, 1.0]
     meta = [{"w": s["w"].to("meta")} for s in PAIR]
@@ -264,12 +264,12 @@ def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
         ({"models": [PAIR[0], {"w": torch.full((64,), math.inf)}]}, "values"),
     ],
 )
-def test_factors_with_plans_refuse(arguments, expected):
+def test_scale__factors_with_plans_refuse(arguments, expected):
     with refused(expected):
         norm_factors(**{"models": PAIR, "plans": [NARROW, WIDE], **arguments})
 
 
-def test_factors_of_a_stack_ignore_models_without_weight_and_know_rms():
+def test_scale__factors_of_a_stack_ignore_models_without_weight_and_know_rms():
     models = {"w": torch.tensor([[3.0, 4.0], [6.0, 8.0], [math.nan, 0.0]])}
     factors = norm_factors(models, q=1.0, weights=[2, 7, 0])["w"]
     torch.testing.assert_close(factors, torch.tensor([1.5, 0.75, 1.0], dtype=torch.float64))
@@ -279,7 +279,7 @@ def test_factors_of_a_stack_ignore_models_without_weight_and_know_rms():
     torch.testing.assert_close(factors[:2], rms.mean() / rms)
 
 
-def test_a_block_that_stands_for_several_cannot_have_two_factors():
+def test_scale__a_block_that_stands_for_several_cannot_have_two_factors():
     full = {"a": (4,), "b": (4,)}
     deep = Plan({name: (Source(name, (None,)),) for name in full}, full)
     grafted = Plan({"a": (Source("a", (None,)), Source("b", (None,)))}, full)
@@ -291,7 +291,7 @@ def test_a_block_that_stands_for_several_cannot_have_two_factors():
 
 
 @pytest.mark.gpu
-def test_factors_on_a_gpu_are_those_on_the_cpu():
+def test_scale__factors_on_a_gpu_are_those_on_the_cpu():
     there, old = [{n: t.cuda() for n, t in state.items()} for state in PAIR], {"w": torch.zeros(64)}
     factors, expected = norm_factors(there, [NARROW, WIDE]), norm_factors(PAIR, [NARROW, WIDE])
     torch.testing.assert_close(factors, expected, rtol=1e-6, atol=0)

@@ -121,7 +121,7 @@ FOLLOW = {
 
 
 @pytest.mark.parametrize("name", FOLLOW)
-def test_powers_of_the_length_follow_however_they_are_written(name):
+def test_scales__powers_of_the_length_follow_however_they_are_written(name):
     begin, scores = FOLLOW[name]
     net, x = Attention(WIDTH, begin, scores).double(), torch.randn(2, 3, 6, dtype=torch.double)
     small, plan = narrow(net, 0.5, x, strict=True)
@@ -154,7 +154,7 @@ STAY = {
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_other_numbers_stay_and_are_an_error_under_strict(name, caplog):
+def test_scales__other_numbers_stay_and_are_an_error_under_strict(name, caplog):
     begin, scores = STAY[name]
     net, x = Attention(WIDTH, begin, scores).double(), torch.randn(2, 3, 6, dtype=torch.double)
     small, _ = narrow(net, 0.5, x)
@@ -172,7 +172,7 @@ def test_other_numbers_stay_and_are_an_error_under_strict(name, caplog):
         lambda net, q, k: q @ k.mT * WIDTH**-0.5 if q.shape[-1] == WIDTH else q @ k.mT * q.shape[-1] ** -0.5,
     ],
 )
-def test_without_a_number_that_should_have_followed_strict_is_content(scores, caplog):
+def test_scales__without_a_number_that_should_have_followed_strict_is_content(scores, caplog):
     net, x = Attention(WIDTH, lambda net, d: None, scores), torch.randn(2, 3, 6)
     narrow(net, 0.5, x, strict=True)
     assert not caplog.records
@@ -192,7 +192,7 @@ def unit(x):
 
 
 @pytest.mark.parametrize("name", COSINES)
-def test_a_temperature_of_cosines_stays_though_it_is_a_power_of_the_width(name, caplog):
+def test_scales__a_temperature_of_cosines_stays_though_it_is_a_power_of_the_width(name, caplog):
     small, _ = narrow(Attention(WIDTH, sets(root), COSINES[name]).double(), 0.5, X, strict=True)
     assert small.factor == WIDTH**-0.5
     assert not caplog.records
@@ -225,7 +225,7 @@ class AsManyHeads(nn.Module):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scale", QUOTIENTS)
-def test_a_quotient_of_width_and_heads_follows_by_the_width(view, scale):
+def test_scales__a_quotient_of_width_and_heads_follows_by_the_width(view, scale):
     small, _ = narrow(AsManyHeads(VIEWS[view], QUOTIENTS[scale]).double(), 0.5, X, strict=True)
     assert (small.width, small.heads) == (32, 8)
 
@@ -253,7 +253,7 @@ class Readout(nn.Module):
         lambda net, y: net.out(y)[:, None] * net.width**-1,
     ],
 )
-def test_an_attribute_that_is_the_length_of_a_layers_sum_follows(compute):
+def test_scales__an_attribute_that_is_the_length_of_a_layers_sum_follows(compute):
     net, x = Readout(compute), torch.randn(2, 4)
     small, _ = narrow(net, 0.5, x, strict=True)
     assert small.width == 8
@@ -261,7 +261,7 @@ def test_an_attribute_that_is_the_length_of_a_layers_sum_follows(compute):
 
 
 @pytest.mark.parametrize("compute", [lambda net, y: net.out(y) / 16, lambda net, y: net.out(y / 16.0)])
-def test_a_constant_that_is_the_length_of_a_layers_sum_is_named(compute, caplog):
+def test_scales__a_constant_that_is_the_length_of_a_layers_sum_is_named(compute, caplog):
     narrow(Readout(compute), 0.5, torch.randn(2, 4))
     assert len(caplog.records) == 1
     with refused("strict"):
@@ -272,7 +272,7 @@ def test_a_constant_that_is_the_length_of_a_layers_sum_is_named(compute, caplog)
     "compute",
     [lambda net, y: net.out(y) / 12, lambda net, y: net.out(y) * 0.0625, lambda net, y: net.out(y) * torch.tensor(0.5)],
 )
-def test_other_constants_behind_a_layer_are_none_of_its_scales(compute, caplog):
+def test_scales__other_constants_behind_a_layer_are_none_of_its_scales(compute, caplog):
     narrow(Readout(compute), 0.5, torch.randn(2, 4), strict=True)
     assert not caplog.records
 
@@ -288,7 +288,7 @@ class Branch(nn.Module):
         return x + self.share * self.b(self.a(x).relu())
 
 
-def test_shares_of_residual_branches_are_no_scales():
+def test_scales__shares_of_residual_branches_are_no_scales():
     small, _ = narrow(Branch(), 0.25, torch.zeros(2, 8), strict=True)
     assert (small.share, small.a.out_features) == (0.5, 64)
 
@@ -305,7 +305,7 @@ class Equalised(nn.Module):
         return F.conv2d(self.a(x), self.b.weight * self.factor, self.b.bias)
 
 
-def test_weights_are_scaled_by_the_root_of_their_window_and_channels():
+def test_scales__weights_are_scaled_by_the_root_of_their_window_and_channels():
     small, _ = narrow(Equalised(), 0.5, torch.zeros(1, 3, 5, 5), strict=True)
     assert small.factor == pytest.approx(Equalised(16).factor, rel=1e-12)
 
@@ -322,7 +322,7 @@ class Embedded(nn.Module):
         return self.out(self.embedding(x) * self.factor)
 
 
-def test_embeddings_are_scaled_by_the_root_of_their_width():
+def test_scales__embeddings_are_scaled_by_the_root_of_their_width():
     x = torch.tensor([[1, 2]])
     small, plan = narrow(Embedded(), 0.5, x, strict=True)
     assert small.factor.item() == pytest.approx(8**0.5)
@@ -333,7 +333,7 @@ def test_embeddings_are_scaled_by_the_root_of_their_width():
     assert corner.build(Embedded()).factor.item() == pytest.approx(8**0.5)
 
 
-def test_on_the_meta_device_it_is_not_known_what_a_buffer_holds():
+def test_scales__on_the_meta_device_it_is_not_known_what_a_buffer_holds():
     with torch.device("meta"):
         net = Attention(WIDTH, holds(math.sqrt), lambda net, q, k: q @ k.mT / net.factor)
     with refused("strict"):
@@ -343,14 +343,14 @@ def test_on_the_meta_device_it_is_not_known_what_a_buffer_holds():
 @pytest.mark.parametrize(
     ("module", "attribute", "value"), [("embedding", "weight", 0.5), ("", "factor", "x"), ("", "absent", 1.0)]
 )
-def test_a_plan_fills_no_weights(module, attribute, value):
+def test_scales__a_plan_fills_no_weights(module, attribute, value):
     net, edit = Embedded(), {"do": "fill", "module": module, "attribute": attribute, "value": value}
     _, plan = narrow(net, 0.5, torch.tensor([[1, 2]]))
     with refused("plan"):
         plan.with_edits([edit]).build(net)
 
 
-def test_gemma_is_read_back_from_its_folder(tmp_path):
+def test_scales__gemma_is_read_back_from_its_folder(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 70}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16}
@@ -363,7 +363,7 @@ def test_gemma_is_read_back_from_its_folder(tmp_path):
     torch.testing.assert_close(back(**words).logits, small(**words).logits, rtol=0, atol=0)
 
 
-def test_what_stays_is_part_of_the_check():
+def test_scales__what_stays_is_part_of_the_check():
     net = Attention(WIDTH, lambda net, d: None, lambda net, q, k: q @ k.mT * 0.7)
     (only,) = final(Request(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.constant
     assert (only.value, only.new, only.contraction.lengths) == (0.7, None, ((WIDTH, WIDTH // 2),))
@@ -393,7 +393,7 @@ def shared(precision=torch.double):
     return scale
 
 
-def test_a_tensor_that_several_sums_share_follows_if_all_ask_the_same(caplog):
+def test_scales__a_tensor_that_several_sums_share_follows_if_all_ask_the_same(caplog):
     small, _ = narrow(Twice(shared()), 0.5, X, strict=True)
     assert small.parts[1].scale.factor.item() == (WIDTH // 2) ** -0.5
     kept, _ = narrow(Twice(shared()), {"parts.0.[qk]": 0.5}, X)
@@ -418,7 +418,7 @@ def with_settings(scores):
 
 
 @pytest.mark.parametrize("scores", [Twice.scores, lambda net, q, k: q @ k.mT * net.scale.width**-0.5])
-def test_an_attribute_that_several_sums_share_follows_if_all_ask_the_same(scores, caplog):
+def test_scales__an_attribute_that_several_sums_share_follows_if_all_ask_the_same(scores, caplog):
     small, _ = narrow(with_settings(scores), 0.5, X, strict=True)
     assert WIDTH // 2 in (small.parts[0].scale.width, round(small.parts[1].scale.factor ** -2))
     for shares in ({"parts.0.[qk]": 0.5}, {"parts.0.[qk]": 0.5, "parts.1.[qk]": 0.25}):
@@ -432,7 +432,7 @@ def test_an_attribute_that_several_sums_share_follows_if_all_ask_the_same(scores
 
 
 @pytest.mark.parametrize("value", [root, lambda d: [[[d**-0.5]]] * HEADS])
-def test_a_smaller_model_that_gets_a_saved_scale_is_named(value, caplog):
+def test_scales__a_smaller_model_that_gets_a_saved_scale_is_named(value, caplog):
     full, half = (Attention(width, holds(value, persistent=True), after) for width in (WIDTH, WIDTH // 2))
     narrow(full, like=half)
     narrow(full, like=narrow(full, like=half)[0])
@@ -445,7 +445,7 @@ def test_a_smaller_model_that_gets_a_saved_scale_is_named(value, caplog):
     assert not caplog.records
 
 
-def test_statistics_of_norms_and_other_numbers_are_no_saved_scales(caplog):
+def test_scales__statistics_of_norms_and_other_numbers_are_no_saved_scales(caplog):
     full, half = (nn.Sequential(nn.Conv2d(1, n, 1), nn.Conv2d(n, 1, 1), nn.BatchNorm2d(1)) for n in (16, 8))
     full[2].running_var.fill_(4.0)
     for net in (full, half):
@@ -454,7 +454,7 @@ def test_statistics_of_norms_and_other_numbers_are_no_saved_scales(caplog):
     assert not caplog.records
 
 
-def test_a_tensor_under_two_names_stays_one():
+def test_scales__a_tensor_under_two_names_stays_one():
     net = Twice(shared())
     net.parts[1].scale = shared()
     net.parts[1].scale.factor = net.parts[0].scale.factor
@@ -463,12 +463,12 @@ def test_a_tensor_under_two_names_stays_one():
     assert small.parts[0].scale.factor.item() == (WIDTH // 2) ** -0.5
 
 
-def test_numbers_of_low_precision_follow():
+def test_scales__numbers_of_low_precision_follow():
     small, _ = narrow(Embedded(24).bfloat16(), 0.5, torch.tensor([[1, 2]]), strict=True)
     assert small.factor == torch.tensor(12**0.5, dtype=torch.bfloat16)
 
 
-def test_distances_of_queries_and_keys_have_no_scale():
+def test_scales__distances_of_queries_and_keys_have_no_scale():
     def scores(net, q, k):
         return 2 * (q @ k.mT) - (q * q).sum(-1, keepdim=True) - (k * k).sum(-1, keepdim=True).mT
 

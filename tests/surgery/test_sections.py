@@ -33,7 +33,7 @@ QUICK = """torchvision:resnet18 timm:resnet50 torchvision:vit_b_16 timm:beit_bas
 
 
 @pytest.mark.parametrize(("name", "expected"), some(STAGED, [case for case in STAGED if case[0] in QUICK.split()]))
-def test_sections_are_the_stages_of_the_papers(name, expected):
+def test_sections__are_the_stages_of_the_papers(name, expected):
     model = meta(*name.split(":"))
     found = surgery.sections(model)
     assert [len(section.blocks) for section in found] == expected
@@ -43,7 +43,7 @@ def test_sections_are_the_stages_of_the_papers(name, expected):
 
 
 @pytest.mark.slow
-def test_blocks_that_widen_are_not_repeatable():
+def test_sections__blocks_that_widen_are_not_repeatable():
     model = meta("torchvision", "mobilenet_v2")
     found = surgery.sections(model)
     assert [surgery.depth.sections.repeatable(model, s) for s in found] == [False, True, True, True, True, True, False]
@@ -56,7 +56,7 @@ def test_blocks_that_widen_are_not_repeatable():
     assert not any(surgery.depth.sections.repeatable(bottleneck, s) for s in surgery.sections(bottleneck))
 
 
-def test_a_stride_is_seen_where_widths_do_not_show_it():
+def test_sections__a_stride_is_seen_where_widths_do_not_show_it():
     def block(stride):
         return nn.Sequential(nn.Conv2d(4, 4, 3, stride, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
 
@@ -66,7 +66,7 @@ def test_a_stride_is_seen_where_widths_do_not_show_it():
     assert not any(surgery.depth.sections.repeatable(falling, s) for s in surgery.sections(falling))
 
 
-def test_one_module_in_two_places_is_not_repeatable():
+def test_sections__one_module_in_two_places_is_not_repeatable():
     block = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     first = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net = nn.Sequential(first, block, block)
@@ -87,22 +87,22 @@ class Named(nn.Module):
         return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
-def test_numbered_attributes_are_a_section_and_other_names_are_not():
+def test_sections__numbered_attributes_are_a_section_and_other_names_are_not():
     assert surgery.sections(Named()) == [surgery.Section("", ("block1", "block2", "block3"))]
 
 
-def test_skips_are_looked_through():
+def test_sections__skips_are_looked_through():
     named = Named()
     named.block2 = Skip()
     assert surgery.sections(named) == [surgery.Section("", ("block1", "block3"))]
 
 
-def test_a_model_without_blocks_has_no_sections():
+def test_sections__a_model_without_blocks_has_no_sections():
     assert surgery.sections(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == []
     assert surgery.sections({"weight": torch.zeros(2, 2)}) == []
 
 
-def test_lists_of_blocks_are_no_blocks_themselves():
+def test_sections__lists_of_blocks_are_no_blocks_themselves():
     stages = nn.ModuleList(nn.ModuleList(Named.block() for _ in range(2)) for _ in range(2))
     assert [section.name for section in surgery.sections(stages)] == ["0", "1"]
 
@@ -122,7 +122,7 @@ class Listed(nn.Module):
 
 @pytest.mark.parametrize("places", [(0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 1, 0, 1)])
 @pytest.mark.parametrize("change", [{"keep": [1]}, {"keep": [2]}, {"depths": [4]}])
-def test_a_section_with_a_block_in_two_places_is_left_alone_by_name(places, change):
+def test_sections__a_section_with_a_block_in_two_places_is_left_alone_by_name(places, change):
     made = [Named.block(), Named.block()]
     net = Listed(*(made[i] for i in places))
     operation = surgery.ungraft if "keep" in change else surgery.graft
@@ -131,13 +131,13 @@ def test_a_section_with_a_block_in_two_places_is_left_alone_by_name(places, chan
     assert len(surgery.ungraft(net, keep={})[0].blocks) == len(places)
 
 
-def test_a_block_with_another_name_elsewhere_is_no_hindrance():
+def test_sections__a_block_with_another_name_elsewhere_is_no_hindrance():
     net = Listed(Named.block(), Named.block(), Named.block())
     net.first = net.blocks[0]
     assert len(surgery.ungraft(net, keep=[2], example=torch.zeros(1, 4))[0].blocks) == 2
 
 
-def test_a_compiled_block_among_others_is_named():
+def test_sections__a_compiled_block_among_others_is_named():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)))
     model[2] = torch.compile(model[2])
     for call in (surgery.sections, lambda net: surgery.graft(net, depths={"": 4})):

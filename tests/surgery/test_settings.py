@@ -62,7 +62,7 @@ class Chained(nn.Module):
     ("change", "size"),
     [(lambda net: narrow(net, 0.5, X, strict=True), 4), (lambda net: widen(net, rate=2, example=X, strict=True), 16)],
 )
-def test_what_is_only_as_large_as_a_width_stays(change, size):
+def test_settings__what_is_only_as_large_as_a_width_stays(change, size):
     """A number of landmarks, a kernel's size and a layer's number were halved with the width."""
     plain = change(Plain(length=8, most=8))[0]
     assert (plain.length, plain.most) == (size, 8)
@@ -90,7 +90,7 @@ def with_norm(dim, by):
 
 
 @pytest.mark.parametrize("by", ["norm", "sum"])
-def test_a_norm_by_hand_is_that_of_the_new_width(by):
+def test_settings__a_norm_by_hand_is_that_of_the_new_width(by):
     """It is what its constructor makes of half of the width, and a wide one computes what it did."""
     net = with_norm(8, by)
     small, _ = narrow(net, 0.5, X, strict=True)
@@ -102,7 +102,7 @@ def test_a_norm_by_hand_is_that_of_the_new_width(by):
     torch.testing.assert_close(wide(X), net(X))
 
 
-def test_a_sum_that_nothing_divides_does_not_grow():
+def test_settings__a_sum_that_nothing_divides_does_not_grow():
     class Summed(nn.Linear):
         def forward(self, x):
             return super().forward(x).relu().sum(-1)
@@ -129,7 +129,7 @@ class Lora(nn.Module):
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 8), (16, 64), (4, 16)])
-def test_the_scaling_of_an_adapter_is_no_root_of_a_width(rank, alpha):
+def test_settings__the_scaling_of_an_adapter_is_no_root_of_a_width(rank, alpha):
     net = nn.Sequential(nn.Linear(4, 32), Lora(rank, alpha), nn.ReLU(), nn.Linear(32, 3))
     small, plan = narrow(net, 0.5, X, strict=True)
     assert small[1].scaling == alpha / rank
@@ -158,7 +158,7 @@ def scaled(forward, **attributes):
         (lambda net, x: net.last(net.hidden(x).clamp(max=net.max_dim / 10)), {"max_dim": 16}),
     ],
 )  # fmt: skip
-def test_a_number_that_scales_no_width_stays(forward, attributes):
+def test_settings__a_number_that_scales_no_width_stays(forward, attributes):
     assert {next(iter(attributes)): scaled(forward, **attributes)} == attributes
 
 
@@ -172,7 +172,7 @@ def test_a_number_that_scales_no_width_stays(forward, attributes):
         (lambda net, x: net.last(nn.functional.normalize(net.hidden(x), dim=-1) * net.scale), {"scale": 4.0}),
     ],
 )  # fmt: skip
-def test_a_number_that_scales_a_width_follows_it(forward, attributes):
+def test_settings__a_number_that_scales_a_width_follows_it(forward, attributes):
     (value,) = attributes.values()
     new = scaled(forward, **attributes)
     assert new == pytest.approx(value * 2 ** (0.5 if value < 1 else -0.5))
@@ -190,7 +190,7 @@ class Centred(nn.Module):
         return x / (x.square().sum(-1, keepdim=True) / self.n + 1e-5).sqrt() * self.weight
 
 
-def test_a_count_that_divides_a_sum_follows_whatever_its_name_is():
+def test_settings__a_count_that_divides_a_sum_follows_whatever_its_name_is():
     """The mean was that of the new width, and the variance that of the old one."""
     net = nn.Sequential(nn.Linear(4, 8), Centred(8), nn.Linear(8, 3))
     small, _ = narrow(net, 0.5, X, strict=True)
@@ -208,12 +208,12 @@ def test_a_count_that_divides_a_sum_follows_whatever_its_name_is():
         lambda net, x: net.last(h := net.hidden(x)) + math.log(h.shape[-1]),
     ],
 )
-def test_a_number_that_code_reads_from_a_shape_is_what_it_is_there(forward):
+def test_settings__a_number_that_code_reads_from_a_shape_is_what_it_is_there(forward):
     small, _ = narrow(Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3)), 0.5, X)
     assert small.last.in_features == 8
 
 
-def test_a_width_along_a_constant_of_the_code_is_told_when_it_does_not_grow(caplog):
+def test_settings__a_width_along_a_constant_of_the_code_is_told_when_it_does_not_grow(caplog):
     """It stayed without a word, even with `strict`."""
     constant = torch.randn(8)
 
@@ -228,7 +228,7 @@ def test_a_width_along_a_constant_of_the_code_is_told_when_it_does_not_grow(capl
         widen(net, rate=2, example=X, strict=True)
 
 
-def test_a_target_where_a_width_of_one_shrinks_with_another():
+def test_settings__a_target_where_a_width_of_one_shrinks_with_another():
     def forward(net, x):
         x = net.first(x).view(-1, 4, 4)
         size = 2 * len(net.angles)
@@ -242,7 +242,7 @@ def test_a_target_where_a_width_of_one_shrinks_with_another():
         prune(net, target=Target(macs=0.5), importance=None, example=X)
 
 
-def test_all_widths_of_a_configuration_follow():
+def test_settings__all_widths_of_a_configuration_follow():
     class Configured(nn.Module):
         def __init__(self, config):
             super().__init__()

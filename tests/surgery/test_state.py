@@ -26,7 +26,7 @@ seeds, counts = st.integers(0, 10**6), st.integers(1, 6)
 
 
 @given(counts, seeds)
-def test_unstack_inverts_stack(k, seed):
+def test_state__unstack_inverts_stack(k, seed):
     states = random_states(k, seed)
     back = surgery.unstack(surgery.stack(states))
     assert len(back) == k
@@ -35,7 +35,7 @@ def test_unstack_inverts_stack(k, seed):
 
 
 @given(counts, seeds, st.booleans())
-def test_average_equals_the_element_by_element_oracle(k, seed, masked):
+def test_state__average_equals_the_element_by_element_oracle(k, seed, masked):
     generator = torch.Generator().manual_seed(seed)
     states, (fallback,) = random_states(k, seed), random_states(1, seed + 1)
     weights = torch.rand(k, generator=generator, dtype=torch.float64) + 0.1
@@ -54,7 +54,7 @@ def test_average_equals_the_element_by_element_oracle(k, seed, masked):
 
 @pytest.mark.slow
 @given(st.integers(1, 4), counts, seeds)
-def test_rows_of_a_weight_matrix_are_averages_of_their_own(c, k, seed):
+def test_state__rows_of_a_weight_matrix_are_averages_of_their_own(c, k, seed):
     models = surgery.stack(random_states(k, seed))
     weights = torch.rand(c, k, generator=torch.Generator().manual_seed(seed)) + 0.1
     rows = surgery.unstack(surgery.average(models, weights=weights))
@@ -62,7 +62,7 @@ def test_rows_of_a_weight_matrix_are_averages_of_their_own(c, k, seed):
         assert_same(row, surgery.average(models, weights=weight), rtol=1e-6, atol=1e-9)
 
 
-def test_an_empty_cluster_keeps_its_fallback():
+def test_state__an_empty_cluster_keeps_its_fallback():
     models = {"w": torch.tensor([[1.0], [3.0]]), "steps": torch.tensor([4, 9])}
     keep = {"w": torch.tensor([[7.0], [8.0]]), "steps": torch.tensor([1, 2])}
     result = surgery.average(models, weights=[[1, 1], [0, 0]], fallback=keep)
@@ -70,7 +70,7 @@ def test_an_empty_cluster_keeps_its_fallback():
     assert result["steps"].tolist() == [9, 2]
 
 
-def test_weight_matrix_with_mask_counts_who_covers():
+def test_state__weight_matrix_with_mask_counts_who_covers():
     models = {"w": torch.tensor([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]])}
     mask = {"w": torch.tensor([[True, True], [True, False], [False, False]])}
     keep = {"w": torch.full((2, 2), -1.0)}
@@ -78,7 +78,7 @@ def test_weight_matrix_with_mask_counts_who_covers():
     assert result["w"].tolist() == [[2.0, 1.0], [3.0, -1.0]]
 
 
-def test_integers_carry_the_maximum_over_models_with_weight():
+def test_state__integers_carry_the_maximum_over_models_with_weight():
     models = {"steps": torch.tensor([3, 9, 5]), "flag": torch.tensor([False, True, False])}
     assert surgery.average(models)["steps"].item() == 9
     result = surgery.average(models, weights=[1, 0, 1])
@@ -88,7 +88,7 @@ def test_integers_carry_the_maximum_over_models_with_weight():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_average_keeps_the_dtype_and_accumulates_in_float32_at_least(dtype):
+def test_state__average_keeps_the_dtype_and_accumulates_in_float32_at_least(dtype):
     values = torch.rand(4096, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     result = surgery.average({"w": values})["w"]
     assert result.dtype is dtype
@@ -96,7 +96,7 @@ def test_average_keeps_the_dtype_and_accumulates_in_float32_at_least(dtype):
 
 
 @given(st.integers(1, 5), seeds)
-def test_a_model_without_weight_takes_no_part_whatever_it_holds(k, seed):
+def test_state__a_model_without_weight_takes_no_part_whatever_it_holds(k, seed):
     """A diverged model must not poison the clusters that it is not in."""
     states = random_states(k, seed)
     broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in states[0].items()}
@@ -106,7 +106,7 @@ def test_a_model_without_weight_takes_no_part_whatever_it_holds(k, seed):
     assert all(tensor.isnan().all() for tensor in ill.values())
 
 
-def test_extreme_weights_and_odd_dtypes():
+def test_state__extreme_weights_and_odd_dtypes():
     models = {"w": torch.tensor([[1.0], [3.0]])}
     everyone, keep = {"w": torch.ones(2, 1, dtype=torch.bool)}, {"w": torch.zeros(1)}
     for weight in (1e-320, 1e-60, 2.0**60, 1e300):
@@ -122,7 +122,7 @@ def test_extreme_weights_and_odd_dtypes():
     assert surgery.average({"e": torch.zeros(2, 0), "w": torch.ones(2, 1)})["e"].shape == (0,)
 
 
-def test_inputs_stay_as_they_are():
+def test_state__inputs_stay_as_they_are():
     states = random_states(3, 0)
     models = surgery.stack(states)
     before = {n: t.clone() for n, t in models.items()}
@@ -150,13 +150,13 @@ def test_inputs_stay_as_they_are():
         ({"fallback": {**random_states(1, 0)[0], "b": torch.zeros(1)}}, "mismatch: 'b'"),
     ],
 )
-def test_average_refuses(arguments, expected):
+def test_state__average_refuses(arguments, expected):
     with refused(expected):
         surgery.average(surgery.stack(random_states(3, 0)), **arguments)
 
 
 @given(counts, counts, seeds)
-def test_distance_and_cosine_equal_those_of_flat_vectors(k, m, seed):
+def test_state__distance_and_cosine_equal_those_of_flat_vectors(k, m, seed):
     a, b = random_states(k, seed), random_states(m, seed + 1)
     flat = [torch.stack([torch.cat([t.flatten() for t in s.values()]) for s in states]) for states in (a, b)]
     distance = surgery.distance(surgery.stack(a), surgery.stack(b))
@@ -165,13 +165,13 @@ def test_distance_and_cosine_equal_those_of_flat_vectors(k, m, seed):
     torch.testing.assert_close(cosine, nn.functional.cosine_similarity(flat[0][:, None], flat[1][None], dim=2))
 
 
-def test_distance_between_near_models_does_not_cancel():
+def test_state__distance_between_near_models_does_not_cancel():
     base = {"w": torch.full((1, 1000), 100.0)}
     near = {"w": base["w"] + 2**-10}
     assert surgery.distance(base, near).item() == pytest.approx(2**-10 * 1000**0.5, rel=1e-4)
 
 
-def test_distances_leave_integers_out():
+def test_state__distances_leave_integers_out():
     a = {"w": torch.zeros(1, 2), "steps": torch.tensor([0])}
     b = {"w": torch.zeros(1, 2), "steps": torch.tensor([9])}
     assert surgery.distance(a, b).item() == 0
@@ -180,7 +180,7 @@ def test_distances_leave_integers_out():
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_cosine_neither_overflows_nor_vanishes_and_shows_nan(size):
+def test_state__cosine_neither_overflows_nor_vanishes_and_shows_nan(size):
     models = {"w": torch.tensor([[size, 0.0], [size, size], [float("nan"), 0.0]])}
     cosine = surgery.cosine(models)
     assert surgery.cosine({"w": torch.zeros(2, 3)}).tolist() == [[0.0, 0.0], [0.0, 0.0]]
@@ -188,7 +188,7 @@ def test_cosine_neither_overflows_nor_vanishes_and_shows_nan(size):
     assert cosine[2].isnan().all()
 
 
-def test_state_names_tied_tensors_once_and_load_fills_both():
+def test_state__names_tied_tensors_once_and_load_fills_both():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -205,7 +205,7 @@ def test_state_names_tied_tensors_once_and_load_fills_both():
     assert target.head.weight is target.embed.weight
 
 
-def test_load_takes_a_models_own_tensors_in_other_places():
+def test_state__load_takes_a_models_own_tensors_in_other_places():
     net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     first, second = (layer.weight.detach().clone() for layer in net)
     own = surgery.state(net)
@@ -214,7 +214,7 @@ def test_load_takes_a_models_own_tensors_in_other_places():
     assert torch.equal(net[1].weight, first.T)
 
 
-def test_load_takes_tensors_that_wrap_others():
+def test_state__load_takes_tensors_that_wrap_others():
     pair = pytest.importorskip(
         "torch.testing._internal.two_tensor"
     ).TwoTensor  # as a DTensor, without memory of its own
@@ -225,7 +225,7 @@ def test_load_takes_tensors_that_wrap_others():
     assert torch.equal(nets[0].weight.b, nets[1].weight.b)
 
 
-def test_what_would_be_lost_or_cannot_be_filled_is_refused():
+def test_state__what_would_be_lost_or_cannot_be_filled_is_refused():
     class Extra(nn.Linear):
         def get_extra_state(self):
             return {"calls": 3}
@@ -250,12 +250,12 @@ def test_what_would_be_lost_or_cannot_be_filled_is_refused():
         ({"a": torch.zeros(3), "b": torch.zeros(1)}, "mismatch"),
     ],
 )
-def test_states_of_different_architectures_do_not_stack(other, expected):
+def test_state__states_of_different_architectures_do_not_stack(other, expected):
     with refused(expected):
         surgery.stack([{"a": torch.zeros(2), "b": torch.zeros(1)}, other])
 
 
-def test_a_stack_without_a_common_axis_is_refused():
+def test_state__a_stack_without_a_common_axis_is_refused():
     with refused("argument"):
         surgery.average({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)})
     with refused("argument"):
@@ -267,7 +267,7 @@ def test_a_stack_without_a_common_axis_is_refused():
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
-def test_load_says_which_key_of_a_checkpoint_holds_the_state(key):
+def test_state__load_says_which_key_of_a_checkpoint_holds_the_state(key):
     net = nn.Linear(2, 3)
     for fit in (None, "whole"):
         with refused("argument", repr(key)):

@@ -56,7 +56,7 @@ FIXED = {
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_fixed_features_of_the_input_are_no_widths(name, caplog):
+def test_narrow__fixed_features_of_the_input_are_no_widths(name, caplog):
     net, x = FIXED[name]
     small, _ = narrow(net, 0.5, x, strict=True)
     assert (small.a.in_features, small.a.out_features) == (net.a.in_features, 8)
@@ -77,7 +77,7 @@ class Skip(nn.Module):
         return self.c(self.b(torch.cat([self.a(encoded).relu(), encoded], -1)).relu())
 
 
-def test_fixed_features_beside_hidden_ones_are_no_widths(caplog):
+def test_narrow__fixed_features_beside_hidden_ones_are_no_widths(caplog):
     net, x = Skip(), torch.rand(5, 3)
     small, _ = narrow(net, 0.5, x, strict=True)
     half = surgery.load(Skip(8), surgery.state(small))
@@ -99,14 +99,14 @@ class Relative(nn.Module):
         return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
 
 
-def test_coordinates_in_a_buffer_are_no_width(caplog):
+def test_narrow__coordinates_in_a_buffer_are_no_width(caplog):
     small, _ = narrow(net := nn.Sequential(Relative(), nn.Linear(16, 3)), 0.5, torch.randn(2, 5, 16), strict=True)
     assert (small[0].fc1.in_features, small[0].fc1.out_features) == (2, 6)
     assert small[0].places.shape == net[0].places.shape
     assert not caplog.records
 
 
-def test_distances_that_attention_looks_up_are_no_width(caplog):
+def test_narrow__distances_that_attention_looks_up_are_no_width(caplog):
     attention = HaloAttn(16, num_heads=2, block_size=4, halo_size=1)
     narrow(
         nn.Sequential(nn.Conv2d(3, 16, 1), attention, nn.Conv2d(16, 4, 1)), 0.5, torch.randn(2, 3, 8, 8), strict=True
@@ -159,7 +159,7 @@ class Bank(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_fake_quantisers_are_named():
+def test_narrow__fake_quantisers_are_named():
     quantization = pytest.importorskip("torch.ao.quantization")
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)).train()
     net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
@@ -185,7 +185,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_places_are_no_widths(name, caplog):
+def test_narrow__places_are_no_widths(name, caplog):
     net, x = PLACES[name]
     small, _ = narrow(net.eval(), 0.5, x, strict=True)
     count = sum(one.numel() for one in surgery.state(small).values() if one.is_floating_point())
@@ -213,7 +213,7 @@ class Unknown(nn.Module):
 
 
 @pytest.mark.parametrize(("net", "x"), [(Learnt(), torch.rand(7, 3)), (Unknown(), torch.rand(2, 4))])
-def test_what_weights_help_to_compute_is_a_width(net, x):
+def test_narrow__what_weights_help_to_compute_is_a_width(net, x):
     with refused("width"):
         narrow(net, 0.5, x, strict=True)
 
@@ -235,7 +235,7 @@ class Queries(nn.Module):
 
 
 @pytest.mark.parametrize(("groups", "width"), [(1, 0.5), (2, 0.5), (2, {"1": 0.5})])
-def test_with_dropped_heads_what_lies_inside_of_them_was_not_to_shrink(groups, width, caplog):
+def test_narrow__with_dropped_heads_what_lies_inside_of_them_was_not_to_shrink(groups, width, caplog):
     net = nn.Sequential(nn.Linear(3, 8), Queries(4, groups), Queries(4, groups), nn.Linear(8, 2))
     for layer in net[1:3]:
         layer.angles = net[1].angles

@@ -64,7 +64,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_whole_text(name):
+def test_texts__the_whole_text(name):
     call, text = TEXTS[name]
     with pytest.raises(surgery.SurgeryError) as error:
         call()

@@ -94,7 +94,7 @@ def name_of(function):
 
 
 @pytest.mark.parametrize("function", CALLS, ids=name_of)
-def test_no_wrong_argument_ends_in_a_raw_error(function):
+def test_wrong_arguments__no_wrong_argument_ends_in_a_raw_error(function):
     right = CALLS[function]
 
     def call(arguments):
@@ -108,7 +108,7 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
             call({**right, name: value})
 
 
-def test_options_are_never_given_by_position():
+def test_wrong_arguments__options_are_never_given_by_position():
     """But of equal operands, of a width with its example, of models, plans and weights, and of a rule's notation."""
     several = ("cosine", "average", "match_norms", "narrow", "widths", "register_rule")
     for name in surgery.__all__:
@@ -120,12 +120,12 @@ def test_options_are_never_given_by_position():
             assert all(p.default is p.empty for p in by_position), name
 
 
-def test_modules_and_functions_have_names_of_their_own():
+def test_wrong_arguments__modules_and_functions_have_names_of_their_own():
     modules = {module.name for module in pkgutil.iter_modules(surgery.__path__)}
     assert not modules & set(surgery.__all__)
 
 
-def test_lists_of_states_and_of_modules_stand_for_their_stack():
+def test_wrong_arguments__lists_of_states_and_of_modules_stand_for_their_stack():
     def same(a, b):
         assert a.keys() == b.keys()
         assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
@@ -144,7 +144,7 @@ def test_lists_of_states_and_of_modules_stand_for_their_stack():
     same(surgery.state(surgery.load(make(), OTHER)), SECOND)
 
 
-def test_a_state_has_the_layers_that_its_names_tell_of():
+def test_wrong_arguments__a_state_has_the_layers_that_its_names_tell_of():
     assert [(layer.name, layer.tensors) for layer in surgery.layers(STATE)] == [
         (layer.name, layer.tensors) for layer in LAYERS
     ]
@@ -175,6 +175,6 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.narrow(NET, example=torch.zeros(1, 3)), "argument"),
     ],
 )
-def test_errors_say_the_way_out(call, expected):
+def test_wrong_arguments__errors_say_the_way_out(call, expected):
     with refused(expected):
         call()

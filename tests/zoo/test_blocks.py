@@ -31,7 +31,7 @@ def check_gradients(module, *shape):
     assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
 
 
-def test_resolutions_of_small_images():
+def test_blocks__resolutions_of_small_images():
     """A stride of 1 in the stem and in the first stage of two strides, as usual on CIFAR."""
     net, found = Spec("mobilenetv2", 10, width=0.1, depth=1, stem="cifar").build().eval(), []
     for part, module in net.named_children():
@@ -47,13 +47,13 @@ def test_resolutions_of_small_images():
     [*product((BasicBlock, Bottleneck), ("projection", "pad")),
      *product((PreBasicBlock, PreBottleneck), ("activated", "raw"))],
 )  # fmt: skip
-def test_gradients_of_residual_blocks(block, shortcut, stride):
+def test_blocks__gradients_of_residual_blocks(block, shortcut, stride):
     check_gradients(block(2, 2, stride, Builder(step_size=True, rate=0.5, scaler=True), shortcut), 3, 2, 4, 4)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "preresnet18"])
 @pytest.mark.parametrize(("stem", "stride"), [("imagenet", 4), ("cifar", 1)])
-def test_the_stem_of_large_images_pools(name, stem, stride):
+def test_blocks__the_stem_of_large_images_pools(name, stem, stride):
     """A convolution of 7x7 and stride 2, and a pool of 3x3 and stride 2, or a convolution of 3x3 alone."""
     net = Spec(name, 10, width=0.1, depth=1, stem=stem, image_size=32).build()
     x = torch.randn(2, 3, 32, 32)
@@ -69,7 +69,7 @@ def test_the_stem_of_large_images_pools(name, stem, stride):
 @pytest.mark.parametrize(
     ("name", "section"), [("mobilenetv2", 2), ("efficientnetv2_cifar", 2), ("efficientnetv2_cifar", 4)]
 )
-def test_gradients_of_inverted_residuals(name, section):
+def test_blocks__gradients_of_inverted_residuals(name, section):
     quiet = {"drop_path": 0} if name.startswith("efficientnet") else {}
     net = Spec(name, width=1e-9, rounding="ceil", depth=2, stem="cifar", **quiet).build()
     blocks = getattr(net, f"section{section}")
@@ -77,12 +77,12 @@ def test_gradients_of_inverted_residuals(name, section):
 
 
 @pytest.mark.parametrize("name", ["transformer", "transformer_masked"])
-def test_gradients_of_a_transformer_s_block(name):
+def test_blocks__gradients_of_a_transformer_s_block(name):
     net = Spec(name, 11, tokens=6, width=0.02, depth=1, dropout=0.0).build()
     check_gradients(net.section1[0], 2, 3, 8)
 
 
-def test_a_causal_model_does_not_see_what_comes():
+def test_blocks__a_causal_model_does_not_see_what_comes():
     for name, expected in (("transformer", True), ("transformer_masked", False)):
         model = Spec(name, 11, tokens=6, width=0.1, depth=2, dropout=0.0).build()
         x = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -94,7 +94,7 @@ def test_a_causal_model_does_not_see_what_comes():
         assert not torch.allclose(a[:, 4:], b[:, 4:])
 
 
-def test_sequences_longer_than_the_positions_are_refused():
+def test_blocks__sequences_longer_than_the_positions_are_refused():
     spec = Spec("transformer", 11, tokens=6, width=0.1, depth=2)
     model = spec.build()
     assert model(spec.example(2, size=3)).shape == (2, 3, 11)
@@ -103,7 +103,7 @@ def test_sequences_longer_than_the_positions_are_refused():
 
 
 @pytest.mark.parametrize(("stride", "outputs"), [(1, 2), (2, 4), (2, 1)])
-def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
+def test_blocks__the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
     """Option A: every second pixel and zero channels appended; a section that is narrower takes the first."""
     block = BasicBlock(2, outputs, stride, Builder("none"), "pad")
     x = torch.rand(1, 2, 6, 6)
@@ -117,7 +117,7 @@ def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
 
 @pytest.mark.parametrize("shortcut", ["activated", "raw"])
 @pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
-def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
+def test_blocks__pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
     """ReLU before each convolution, none after the sum; the projection sees the input with or without it."""
     block = block(2, 4, 2, Builder("none"), shortcut)
     x = torch.randn(3, 2, 6, 6)
@@ -134,7 +134,7 @@ def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
     torch.testing.assert_close(plain(y), y + out)
 
 
-def test_an_unknown_shortcut_is_refused_even_if_none_is_needed():
+def test_blocks__an_unknown_shortcut_is_refused_even_if_none_is_needed():
     for inputs in (2, 4):
         with zoo_refused("argument: 'projektion'"):
             make_shortcut(Builder(), inputs, 4, 1, "projektion")

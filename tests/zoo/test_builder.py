@@ -16,14 +16,14 @@ from zoo.layers import Residual, Scaler
 from zoo.norms import BatchNorm2d
 
 
-def test_a_scaler_divides_in_training_only():
+def test_builder__a_scaler_divides_in_training_only():
     x = torch.randn(3)
     assert torch.equal(Scaler(0.25)(x), 4 * x)
     assert torch.equal(Scaler(0.25).eval()(x), x)
 
 
 @pytest.mark.parametrize("name", takes("scaler"))
-def test_scalers_leave_names_and_evaluation_alone(name):
+def test_builder__scalers_leave_names_and_evaluation_alone(name):
     plain, scaling = (quiet(name, scaler=s, **able(name, norm="batch")) for s in (False, True))
     models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]
     assert list(models[0].state_dict()) == list(models[1].state_dict())
@@ -36,14 +36,14 @@ def test_scalers_leave_names_and_evaluation_alone(name):
 
 
 @pytest.mark.parametrize("name", some(takes("scaler"), ["cnn", "resnet20", "mobilenetv2", "transformer"]))
-def test_scalers_leave_full_models_alone(name):
+def test_builder__scalers_leave_full_models_alone(name):
     specs = [quiet(name, scaler=s, **able(name, norm="batch")).scaled(4) for s in (False, True)]
     with torch.no_grad():
         assert torch.equal(*(s.build(torch.Generator().manual_seed(0))(inputs(s)) for s in specs))
 
 
 @pytest.mark.parametrize("name", [name for name in takes("norm") if name not in ("cnn", "lenet")])
-def test_a_scaler_precedes_every_norm(name):
+def test_builder__a_scaler_precedes_every_norm(name):
     """Seen by what reaches the norms: 1 / rate times what reaches them without, where the norms change nothing."""
     width = 0.25
     seen = {}
@@ -64,14 +64,14 @@ def test_a_scaler_precedes_every_norm(name):
         torch.testing.assert_close(seen[True][key], x / width)
 
 
-def test_scalers_have_their_section_s_rate():
+def test_builder__scalers_have_their_section_s_rate():
     net = zoo.create("resnet20", width=(0.5, 0.25, 1), scaler=True)
     rates = [net.stem.scaler.rate, *(getattr(net, f"section{i}")[2].scaler.rate for i in (1, 2, 3))]
     assert rates == [0.5, 0.5, 0.25, 1]
 
 
 @pytest.mark.parametrize("name", [name for name in takes("step_size") if name != "resnet20_fedmr"])
-def test_step_sizes_are_one_a_branch_and_learnt(name):
+def test_builder__step_sizes_are_one_a_branch_and_learnt(name):
     plain, stepping = (quiet(name, depth=2, step_size=s) for s in (False, True))
     plain, stepping = (spec.build(torch.Generator().manual_seed(0)) for spec in (plain, stepping))
     new = {k: t for k, t in stepping.named_parameters() if k.endswith(".step")}
@@ -85,7 +85,7 @@ def test_step_sizes_are_one_a_branch_and_learnt(name):
 
 
 @pytest.mark.parametrize("name", ["resnet20", "preresnet20", "mobilenetv2", "efficientnetv2_cifar"])
-def test_a_step_of_zero_leaves_the_shortcut(name):
+def test_builder__a_step_of_zero_leaves_the_shortcut(name):
     activation = F.relu if name == "resnet20" else nn.Identity()
     net = quiet(name, step_size=True, depth=2).build()
     block = net.section2[1]
@@ -95,7 +95,7 @@ def test_a_step_of_zero_leaves_the_shortcut(name):
     assert torch.equal(block(x), activation(x))
 
 
-def test_stochastic_depth_drops_whole_rows_and_keeps_the_mean():
+def test_builder__stochastic_depth_drops_whole_rows_and_keeps_the_mean():
     torch.manual_seed(0)
     add = Residual(drop_path=0.25)
     out = add(torch.zeros(4000, 3), torch.ones(4000, 3))

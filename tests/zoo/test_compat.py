@@ -90,7 +90,7 @@ def assert_equal(a, b):
 
 
 @pytest.mark.parametrize("case", some(CASES, QUICK))
-def test_the_libraries_weights_give_their_logits_and_go_back(case):
+def test_to_torchvision__the_libraries_weights_give_their_logits_and_go_back(case):
     spec, make = CASES[case]
     theirs = random(unfilled(make))
     state = theirs.state_dict()
@@ -116,7 +116,7 @@ def test_the_libraries_weights_give_their_logits_and_go_back(case):
 
 
 @pytest.mark.slow
-def test_timm_s_epsilon_matters():
+def test_compat__timm_s_epsilon_matters():
     theirs = random(CASES["timm efficientnetv2_s"][1]())
     ours = load(Spec("efficientnetv2_s", CLASSES).build(), theirs.state_dict()).eval()
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_timm_s_epsilon_matters():
         ["torchvision resnet18", "small torchvision vit"],
     ),
 )
-def test_training_is_the_same(case):
+def test_compat__training_is_the_same(case):
     """Outputs, gradients and running statistics."""
     spec, make = CASES[case]
     theirs = random(make()).double()
@@ -151,7 +151,7 @@ def test_training_is_the_same(case):
         torch.testing.assert_close(a, b)
 
 
-def test_mobilenetv2_at_the_paper_s_half_width_is_torchvision_s():
+def test_compat__mobilenetv2_at_the_paper_s_half_width_is_torchvision_s():
     spec = Spec("mobilenetv2", CLASSES, width=(0.5,) * 7 + (1,))
     theirs = random(torchvision.models.mobilenet_v2(num_classes=CLASSES, width_mult=0.5))
     assert spec.count(64).parameters == sum(p.numel() for p in theirs.parameters())
@@ -164,7 +164,7 @@ FEW = [case for case in NAMES if case[1] in ("vgg11_bn", "vit_b_16")]
 
 
 @pytest.mark.parametrize(("name", "theirs", "options"), some(NAMES, FEW))
-def test_models_go_to_torchvision_by_names_and_shapes_alone(name, theirs, options):
+def test_to_torchvision__models_go_to_torchvision_by_names_and_shapes_alone(name, theirs, options):
     with torch.device("meta"):
         expected = from_library(theirs).state_dict()
     state = to_torchvision(Spec(name, CLASSES, **options).build(device="meta").state_dict())
@@ -172,7 +172,7 @@ def test_models_go_to_torchvision_by_names_and_shapes_alone(name, theirs, option
     assert all(state[key].shape == tensor.shape for key, tensor in expected.items())
 
 
-def test_counters_of_steps_go_to_torchvision_as_zeros():
+def test_to_torchvision__counters_of_steps_go_to_torchvision_as_zeros():
     state = to_torchvision(Spec("resnet18").build(device="meta").state_dict())
     counters = [t for name, t in state.items() if name.endswith("num_batches_tracked")]
     assert len(counters) == 20
@@ -209,7 +209,7 @@ RESNET = Spec("resnet18", num_classes=5)
     ids=["deeper", "other architecture", "other classes", "one less", "one more", "empty", "own names, other shapes",
          "a vit of other classes", "a vit, one less", "a resnet for a vit"],
 )  # fmt: skip
-def test_another_model_s_state_is_refused(spec, state, expected):
+def test_compat__another_model_s_state_is_refused(spec, state, expected):
     with zoo_refused(expected):
         load(spec.build(device="meta"), state())
 
@@ -220,12 +220,12 @@ def test_another_model_s_state_is_refused(spec, state, expected):
     + [("resnet18", {"norm": "group"}), ("mobilenetv2", {"width": (0.5,) * 7 + (1,)}), ("vgg16", {"image_size": 32})]
     + [(name, {}) for name in ("resnet20", "cnn", "transformer")],
 )
-def test_what_torchvision_has_not_does_not_go_there(name, options):
+def test_to_torchvision__what_torchvision_has_not_does_not_go_there(name, options):
     with zoo_refused("mismatch"):
         to_torchvision(Spec(name, CLASSES, **options).build(device="meta").state_dict())
 
 
-def test_no_tensors_are_no_model():
+def test_to_torchvision__no_tensors_are_no_model():
     with zoo_refused("mismatch"):
         to_torchvision({})
 
@@ -238,7 +238,7 @@ def reordered(state, a, b):
     return {name: state[name] for name in names}
 
 
-def test_our_own_states_may_come_in_any_order():
+def test_to_torchvision__our_own_states_may_come_in_any_order():
     net = zoo.create("resnet18")
     state = net.state_dict()
     mixed = reordered(state, "section1.0.conv1.weight", "section1.0.conv2.weight")
@@ -250,14 +250,14 @@ def test_our_own_states_may_come_in_any_order():
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_foreign_states_may_come_in_any_order(library):
+def test_compat__foreign_states_may_come_in_any_order(library):
     state = from_library("resnet18", library).state_dict()
     net = Spec("resnet18", CLASSES).build()
     expected = copy.deepcopy(load(net, state).state_dict())
     assert_equal(load(net, reordered(state, "bn1.weight", "bn1.bias")).state_dict(), expected)
 
 
-def test_foreign_states_out_of_order_are_refused_if_the_libraries_do_not_have_the_model():
+def test_compat__foreign_states_out_of_order_are_refused_if_the_libraries_do_not_have_the_model():
     block = torchvision.models.resnet.BasicBlock
     state = torchvision.models.ResNet(block, [1, 1, 1, 1]).state_dict()
     load(zoo.create("resnet18", depth=1), state)
@@ -266,7 +266,7 @@ def test_foreign_states_out_of_order_are_refused_if_the_libraries_do_not_have_th
             load(zoo.create("resnet18", depth=1), given)
 
 
-def test_a_refused_state_leaves_the_model_as_it_was():
+def test_compat__a_refused_state_leaves_the_model_as_it_was():
     net, other = zoo.create("resnet20", width=0.25), zoo.create("resnet20", width=0.25, num_classes=7)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with zoo_refused("mismatch: head.weight"):
@@ -274,7 +274,7 @@ def test_a_refused_state_leaves_the_model_as_it_was():
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-def test_static_batch_norm_takes_statistics_or_does_without():
+def test_compat__static_batch_norm_takes_statistics_or_does_without():
     theirs = torchvision.models.resnet18()
     net = load(zoo.create("resnet18", norm="static_batch"), theirs.state_dict())
     assert torch.equal(net.section4[1].norm2.running_var, theirs.layer4[1].bn2.running_var)
@@ -284,7 +284,7 @@ def test_static_batch_norm_takes_statistics_or_does_without():
     assert load(net, without).stem.norm.running_mean is None
 
 
-def test_a_model_on_the_meta_device_takes_the_tensors_themselves():
+def test_compat__a_model_on_the_meta_device_takes_the_tensors_themselves():
     state = zoo.create("resnet20", width=0.25).state_dict()
     net = load(zoo.Spec("resnet20", width=0.25).build(device="meta"), state)
     assert torch.equal(net.head.weight, state["head.weight"])

@@ -16,7 +16,7 @@ TORCHVISION += [(name, theirs, {"norm": "none"}) for name, theirs in counterpart
 
 
 @pytest.mark.parametrize(("name", "theirs", "options"), some(TORCHVISION, TORCHVISION[::5]))
-def test_parameters_and_macs_are_torchvision_s(name, theirs, options):
+def test_counts__parameters_and_macs_are_torchvision_s(name, theirs, options):
     meta = torchvision.models.get_model_weights(theirs).DEFAULT.meta
     count = Spec(name, **options).count({"efficientnetv2_s": 384, "efficientnetv2_m": 480}.get(name))
     assert count.parameters == meta["num_params"]
@@ -26,7 +26,7 @@ def test_parameters_and_macs_are_torchvision_s(name, theirs, options):
 @pytest.mark.parametrize(
     ("name", "millions", "gmacs"), [("vit_tiny", 5.72, 1.26), ("vit_small", 22.05, 4.61), ("vit_base", 86.57, 17.58)]
 )
-def test_counts_are_those_that_timm_publishes(name, millions, gmacs):
+def test_counts__are_those_that_timm_publishes(name, millions, gmacs):
     """results-imagenet.csv and its benchmarks; DeiT's table 1 has 5M, 22M and 86M parameters.
 
     timm's multiply-accumulates count biases, norms and activations, too.
@@ -50,7 +50,7 @@ def test_counts_are_those_that_timm_publishes(name, millions, gmacs):
         ("vit_tiny", {"num_classes": 10, "image_size": 32, "width": 0.5, "depth": 3}, 347_722),  # patches of 4x4
     ],
 )
-def test_parameters_are_the_paper_s(name, options, parameters):
+def test_counts__parameters_are_the_paper_s(name, options, parameters):
     assert Spec(name, **options).count().parameters == parameters
 
 
@@ -61,7 +61,7 @@ def test_parameters_are_the_paper_s(name, options, parameters):
         [("resnet20", 0.27), ("resnet56", 0.85)],
     ),
 )
-def test_small_resnets_are_those_of_he_2016_table_6(name, millions):
+def test_counts__small_resnets_are_those_of_he_2016_table_6(name, millions):
     count = Spec(name).count().parameters / 1e6
     assert count == pytest.approx(millions, abs=0.005 if millions < 1 else 0.05)
 
@@ -96,7 +96,7 @@ def by_hand_transformer(vocabulary, words, channels, hidden, blocks, tokens):
     return embedding + blocks * block + head
 
 
-def test_counts_by_hand():
+def test_counts__by_hand():
     assert Spec("preresnet18").count().parameters == by_hand_preresnet((2, 2, 2, 2), (64, 128, 256, 512), 10)
     words = 33_278
     assert Spec("transformer").count().parameters == by_hand_transformer(words, words, 256, 512, 4, 64)
@@ -106,14 +106,14 @@ def test_counts_by_hand():
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(st.floats(0.05, 2), st.tuples(*[st.integers(1, 4)] * 3), st.integers(2, 20), st.integers(1, 4))
-def test_counts_by_hand_at_any_width_and_depth(width, depth, classes, inputs):
+def test_counts__by_hand_at_any_width_and_depth(width, depth, classes, inputs):
     options = {"width": width, "depth": depth, "num_classes": classes, "in_channels": inputs}
     for name, by_hand in (("resnet20", by_hand_resnet), ("preresnet20", by_hand_preresnet)):
         channels = [-int(-round(width * c, 6) // 1) for c in (16, 32, 64)]  # rounded up
         assert Spec(name, **options).count(8).parameters == by_hand(depth, channels, classes, inputs)
 
 
-def test_macs_by_hand():
+def test_counts__macs_by_hand():
     """cnn: two convolutions of 5x5, at 28x28 and 14x14, and two matrices."""
     macs = 28 * 28 * 25 * 32 + 14 * 14 * 25 * 32 * 64 + 49 * 64 * 512 + 512 * 10
     assert Spec("cnn").count().macs == macs
@@ -128,14 +128,14 @@ def test_macs_by_hand():
 @settings(max_examples=2)
 @given(st.data())
 @pytest.mark.parametrize("name", some(FAMILIES, [*FAMILIES][::3]))
-def test_the_count_is_the_built_model_s(name, data):
+def test_counts__the_count_is_the_built_model_s(name, data):
     sections = len(Spec(name).depth)
     depth = data.draw(st.tuples(*[st.integers(1, 2)] * sections)) if sections else None
     spec = small(name, width=data.draw(st.floats(0.05, 0.3)), depth=depth)
     assert spec.count().parameters == sum(p.numel() for p in spec.build().parameters())
 
 
-def test_what_counts_as_a_parameter():
+def test_counts__what_counts_as_a_parameter():
     """Step sizes do, running statistics do not."""
     plain, stepping = (Spec("resnet20", step_size=s).count().parameters for s in (False, True))
     assert stepping - plain == 9
@@ -144,7 +144,7 @@ def test_what_counts_as_a_parameter():
 
 
 @pytest.mark.slow
-def test_macs_follow_the_size_and_parameters_do_not():
+def test_counts__macs_follow_the_size_and_parameters_do_not():
     spec = Spec("resnet20")
     head = 64 * 10
     less, more = spec.count(16), spec.count(64)
@@ -155,7 +155,7 @@ def test_macs_follow_the_size_and_parameters_do_not():
     assert text.count(6).macs < text.count().macs == text.count(12).macs
 
 
-def test_to_count_builds_nothing_and_draws_nothing():
+def test_counts__to_count_builds_nothing_and_draws_nothing():
     before = torch.get_rng_state()
     assert Spec("vgg19", width=3).count().parameters > 1e9
     assert torch.equal(before, torch.get_rng_state())

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_same_weights_and_outputs_as_on_the_cpu(name):
+def test_gpu__the_same_weights_and_outputs_as_on_the_cpu(name):
     spec = quiet(name)
     here, there = (spec.build(torch.Generator().manual_seed(0), device).double() for device in ("cpu", "cuda"))
     for a, b in zip(here.parameters(), there.parameters(), strict=True):
@@ -24,7 +24,7 @@ def test_the_same_weights_and_outputs_as_on_the_cpu(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_many_models_train_at_once(name):
+def test_gpu__many_models_train_at_once(name):
     spec = quiet(name)
     models = [spec.build(torch.Generator().manual_seed(k), "cuda").double() for k in range(3)]
     x = inputs(spec).cuda()
@@ -38,7 +38,7 @@ def test_many_models_train_at_once(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_bfloat16_autocast(name):
+def test_gpu__bfloat16_autocast(name):
     spec = quiet(name)
     model = spec.build(torch.Generator().manual_seed(0), "cuda")
     with torch.autocast("cuda", torch.bfloat16):

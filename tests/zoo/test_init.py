@@ -17,7 +17,7 @@ def draw(name, seed):
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "mobilenetv2", "vit_tiny", "transformer"]))
-def test_weights_come_from_the_generator_alone(name):
+def test_init__weights_come_from_the_generator_alone(name):
     before = torch.get_rng_state()
     a, other = draw(name, 1), draw(name, 2)
     assert torch.equal(before, torch.get_rng_state())
@@ -30,7 +30,7 @@ def test_weights_come_from_the_generator_alone(name):
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "vit_tiny", "transformer"])
-def test_weights_are_drawn_in_the_order_of_the_modules(name):
+def test_init__weights_are_drawn_in_the_order_of_the_modules(name):
     """So that a seed gives the model that it gave to those who published with it."""
     drawn, net = draw(name, 1), small(name).build()
     generator = torch.Generator().manual_seed(1)
@@ -40,14 +40,14 @@ def test_weights_are_drawn_in_the_order_of_the_modules(name):
     assert all(torch.equal(drawn[key], tensor) for key, tensor in net.state_dict().items())
 
 
-def test_the_first_convolution_has_the_first_numbers():
+def test_init__the_first_convolution_has_the_first_numbers():
     expected = torch.empty_like(drawn := draw("resnet20", 0)["stem.conv.weight"])
     expected.normal_(0, math.sqrt(2 / (9 * len(drawn))), generator=torch.Generator().manual_seed(0))
     assert torch.equal(drawn, expected)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer"])
-def test_without_a_generator_weights_come_from_the_global_one(name):
+def test_init__without_a_generator_weights_come_from_the_global_one(name):
     states = []
     for seed in (1, 1, None):
         if seed:
@@ -63,7 +63,7 @@ NORMED = [(name, norm) for name in FAMILIES for norm in (NORMS if name in takes(
 
 
 @pytest.mark.parametrize(("name", "norm"), some(NORMED, [(a, b) for a, b in NORMED if b == "batch" or a == "resnet20"]))
-def test_every_weight_is_initialised(name, norm):
+def test_init__every_weight_is_initialised(name, norm):
     """With rules that give finite, plausible numbers; memory as it was would not."""
     for key, tensor in small(name, **able(name, norm=norm, step_size=True)).build().state_dict().items():
         assert tensor.isfinite().all(), key
@@ -79,7 +79,7 @@ def test_every_weight_is_initialised(name, norm):
 @pytest.mark.parametrize(
     "name", ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"]
 )
-def test_convolutions_start_with_he_s_deviation_by_fan_out(name):
+def test_init__convolutions_start_with_he_s_deviation_by_fan_out(name):
     """sqrt(2 / fan-out): of a depthwise one the fan-out is that of its group."""
     net = small(name, width=0.5, depth=1).build(torch.Generator().manual_seed(0))
     convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > 200]
@@ -92,7 +92,7 @@ def test_convolutions_start_with_he_s_deviation_by_fan_out(name):
 
 
 @pytest.mark.parametrize("name", ["cnn", "vgg11", "vit_tiny", "transformer"])
-def test_linear_layers_start_as_torch_s_do(name):
+def test_init__linear_layers_start_as_torch_s_do(name):
     net = small(name, width=0.3).build(torch.Generator().manual_seed(0))
     plain = nn.Linear | nn.Conv2d if name in ("cnn", "vit_tiny") else nn.Linear
     for module in net.modules():
@@ -102,6 +102,6 @@ def test_linear_layers_start_as_torch_s_do(name):
             assert 0.5 * bound < module.bias.abs().max() <= bound
 
 
-def test_a_module_without_a_rule_is_refused():
+def test_init__a_module_without_a_rule_is_refused():
     with zoo_refused("unsupported"):
         zoo.initialise(nn.Sequential(nn.Linear(2, 2), nn.PReLU()))

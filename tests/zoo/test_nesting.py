@@ -74,7 +74,7 @@ NESTED = [
 
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
-def test_smaller_models_lie_in_larger_ones(name):
+def test_nesting__smaller_models_lie_in_larger_ones(name):
     @settings(max_examples=4)
     @given(nested_pairs(name))
     def check(pair):
@@ -87,7 +87,7 @@ def test_smaller_models_lie_in_larger_ones(name):
 
 
 @pytest.mark.parametrize("norm", ["static_batch", "group", "layer", "none"])
-def test_with_other_norms_too(norm):
+def test_nesting__with_other_norms_too(norm):
     for name in takes("norm"):
         large = Spec(name, norm=norm, **shapes(name))
         assert_nested(large.scaled(0.3, depth=large.depth and 1).build(device="meta"), large.build(device="meta"))
@@ -97,7 +97,7 @@ STEPPING = [name for name in zoo.names() if "step_size" in Spec(name).architectu
 
 
 @pytest.mark.parametrize("name", some(STEPPING, [name for name in STEPPING if name in NESTED]))
-def test_residual_branches_do_not_depend_on_rounding(name):
+def test_nesting__residual_branches_do_not_depend_on_rounding(name):
     """Widths that happen to be equal make no shortcut, which a step size would show."""
     spec = Spec(name, step_size=True, **shapes(name))
     full = list(spec.build(device="meta").state_dict())
@@ -111,7 +111,7 @@ SECTIONED = [name for name in FAMILIES if name not in ("cnn", "lenet")]
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name in NESTED]))
-def test_corners_of_the_large_weights_run_in_the_small_model(name):
+def test_nesting__corners_of_the_large_weights_run_in_the_small_model(name):
     spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     assert any(a.shape != b.shape for a, b in zip(small.parameters(), large.parameters(), strict=True))
@@ -121,7 +121,7 @@ def test_corners_of_the_large_weights_run_in_the_small_model(name):
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
-def test_surgery_relates_widths_by_reference(name):
+def test_narrow__surgery_relates_widths_by_reference(name):
     spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
@@ -138,7 +138,7 @@ def test_surgery_relates_widths_by_reference(name):
 
 
 @pytest.mark.parametrize("name", some(SECTIONED, ["resnet20", "mobilenetv2", "transformer"]))
-def test_surgery_relates_depths(name):
+def test_ungraft__surgery_relates_depths(name):
     """The shallow model that surgery cuts out is the one that the zoo builds."""
     deep = tuple(min(3, d + 1) for d in Spec(name).depth)
     shallow = tuple(range(1, 3)) * 4
@@ -161,7 +161,7 @@ def found(model):
 
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
-def test_sections_are_found(name):
+def test_nesting__sections_are_found(name):
     full = Spec(name).depth
     count = len(full)
     depths = {full, (1,) * count, (2,) * count, tuple(i % 3 + 1 for i in range(count))}
@@ -176,7 +176,7 @@ def test_sections_are_found(name):
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "transformer"]))
-def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
+def test_narrow__narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **shapes(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()
     _, plan = surgery.narrow(spec.build(), 0.5, spec.example(2))
@@ -191,7 +191,7 @@ def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
 
 @settings(max_examples=10)
 @given(st.floats(0.02, 0.6), st.booleans(), st.integers(0, 100))
-def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causal, seed):
+def test_nesting__a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causal, seed):
     """The wide q, k and v as (channel, head): a narrow head's channels are the first of the same head."""
     name = "transformer" if causal else "transformer_masked"
     spec = Spec(name, width=0.5, depth=1, dropout=0, num_classes=11, tokens=6)
@@ -221,7 +221,7 @@ EXITS = [name for name in zoo.names() if "exits" in Spec(name).architecture.defa
 
 
 @pytest.mark.parametrize("name", some(EXITS, ["resnet18", "preresnet20", "resnet20_fedmr"]))
-def test_a_model_with_exits_classifies_after_each_section(name):
+def test_nesting__a_model_with_exits_classifies_after_each_section(name):
     """... as the models that end there do, and predicts with the mean."""
     spec = Spec(name, **shapes(name) | {"width": 0.1, "exits": True, "norm": "group"})
     net, x, count = spec.build().train(), inputs(spec, batch=2), len(spec.depth)
@@ -243,7 +243,7 @@ def test_a_model_with_exits_classifies_after_each_section(name):
     assert spec.build()[:3].state_dict().keys() <= net.state_dict().keys()
 
 
-def test_without_other_sections_its_one_exit_is_the_head():
+def test_nesting__without_other_sections_its_one_exit_is_the_head():
     """The model that ends after its first section is a model with one classifier."""
     net = Spec("preresnet20", exits=True, depth=(2, 0, 0), norm="group").build().eval()
     assert [name for name, _ in net.named_children()] == ["stem", "section1", "exit1"]
@@ -252,7 +252,7 @@ def test_without_other_sections_its_one_exit_is_the_head():
     torch.testing.assert_close(net(x), F.linear(hidden, net.exit1.head.weight, net.exit1.head.bias))
 
 
-def test_surgery_finds_the_sections_and_widths_of_a_model_with_exits():
+def test_narrow__surgery_finds_the_sections_and_widths_of_a_model_with_exits():
     spec = Spec("resnet18", exits=True, depth=(2, 1, 2, 0), **shapes("resnet18") | {"width": 0.5})
     net = spec.build()
     assert found(net) == [("section1", 2), ("section2", 1), ("section3", 2)]

@@ -46,7 +46,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_a_network_that_is_called_is_the_named_one(name):
+def test_initialise__a_network_that_is_called_is_the_named_one(name):
     net = zoo.initialise(CALLED[name](**SMALL), torch.Generator().manual_seed(1))
     named = zoo.create(name, torch.Generator().manual_seed(1), **SMALL, **FIELDS.get(name, {}))
     assert type(net) is type(named)
@@ -56,7 +56,7 @@ def test_a_network_that_is_called_is_the_named_one(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLED if name not in ("cnn", "lenet")])
-def test_weights_of_a_network_that_is_called_are_torch_s(name):
+def test_networks__weights_of_a_network_that_is_called_are_torch_s(name):
     """... whose layers draw them from the global generator; those of the Vision Transformer's tokens are no zeros."""
     states = []
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_weights_of_a_network_that_is_called_are_torch_s(name):
     ("block", "depths", "channels"),
     [(BasicBlock, [1, 3], (8, 24)), (PreBottleneck, 1, [4, 8, 8, 16, 32]), (Bottleneck, (2,), (6,))],
 )
-def test_a_resnet_has_any_number_of_sections(block, depths, channels):
+def test_networks__a_resnet_has_any_number_of_sections(block, depths, channels):
     net = ResNet(block, depths, channels, num_classes=7, in_channels=2, stem="cifar")
     depths = depths if isinstance(depths, list | tuple) else [depths] * len(channels)
     sections = [net.get_submodule(f"section{i}") for i in range(1, len(channels) + 1)]
@@ -99,14 +99,14 @@ class Plain(nn.Module):
         return self.activation(self.conv(x))
 
 
-def test_a_resnet_takes_a_block_of_a_user_s_own():
+def test_networks__a_resnet_takes_a_block_of_a_user_s_own():
     net = ResNet(Plain, [1, 2], [4, 8], num_classes=3)
     assert net.head.in_features == 16
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("exits", [False, True])
-def test_slices_and_copies_of_a_network_are_networks(exits):
+def test_networks__slices_and_copies_of_a_network_are_networks(exits):
     net = ResNet(BasicBlock, [1, 1], [4, 8], num_classes=3, stem="cifar", exits=exits).eval()
     x = torch.randn(2, 3, 8, 8)
     for other in (net[:], copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
@@ -167,13 +167,13 @@ class Mine(ResNet):
         (lambda: LeNet(image_size=8), "argument"),
     ],
 )
-def test_wrong_arguments_are_refused(make, expected):
+def test_networks__wrong_arguments_are_refused(make, expected):
     with zoo_refused(expected):
         make()
 
 
 @pytest.mark.parametrize("name", some(PRESETS, [*PRESETS][::3]))
-def test_a_row_of_the_table_is_what_its_spec_builds(name):
+def test_networks__a_row_of_the_table_is_what_its_spec_builds(name):
     """It holds arguments of the class and fields of a spec alone, and what its class does not take is the images'."""
     row = PRESETS[name]
     taken = inspect.signature(row.network).parameters
@@ -185,7 +185,7 @@ def test_a_row_of_the_table_is_what_its_spec_builds(name):
     assert str(net) == str(spec.build(device="meta"))
 
 
-def test_a_network_needs_no_spec_to_be_narrow():
+def test_networks__a_network_needs_no_spec_to_be_narrow():
     """The classes' widths are those of specs, part by part."""
     net = MobileNetV2(width=(0.5,) * 7 + (1,), num_classes=3)
     assert (net.head.in_features, net.section7[0].branch.project.conv.out_channels) == (1280, 160)

@@ -21,7 +21,7 @@ from zoo.norms import BatchNorm2d, StaticBatchNorm2d
 NORMS = ["none", "batch", "static_batch", "group", "layer"]
 
 
-def test_batch_norm_is_torch_s_without_a_step_counter():
+def test_norms__batch_norm_is_torch_s_without_a_step_counter():
     ours, theirs = BatchNorm2d(3), nn.BatchNorm2d(3)
     assert list(ours.state_dict()) == ["weight", "bias", "running_mean", "running_var"]
     for _ in range(3):
@@ -33,7 +33,7 @@ def test_batch_norm_is_torch_s_without_a_step_counter():
 
 
 @pytest.mark.parametrize("kind", [BatchNorm2d, StaticBatchNorm2d])
-def test_states_with_a_counter_load(kind):
+def test_norms__states_with_a_counter_load(kind):
     theirs = nn.BatchNorm2d(3)
     theirs(1 + torch.randn(4, 3, 5, 5))
     state = theirs.state_dict()
@@ -44,7 +44,7 @@ def test_states_with_a_counter_load(kind):
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
 
 
-def test_static_batch_norm_keeps_no_statistics():
+def test_norms__static_batch_norm_keeps_no_statistics():
     ours, theirs = StaticBatchNorm2d(3), nn.BatchNorm2d(3)
     for seed in range(2):
         x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) * 2 + 1
@@ -85,7 +85,7 @@ def collected(name, norm="static_batch"):
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"])
-def test_collected_statistics_are_torch_s_cumulative_average(name):
+def test_norms__collected_statistics_are_torch_s_cumulative_average(name):
     _, model, batches = collected(name)
     statistics = zoo.collect_statistics(model, batches)
     oracle = with_torch_s_norms(model)
@@ -100,7 +100,7 @@ def test_collected_statistics_are_torch_s_cumulative_average(name):
         torch.testing.assert_close(model.eval()(x), oracle.eval()(x), atol=1e-4, rtol=1e-4)
 
 
-def test_loaded_statistics_make_evaluation_independent_of_the_batch():
+def test_norms__loaded_statistics_make_evaluation_independent_of_the_batch():
     _, model, batches = collected("resnet18")
     x = batches[0]
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_loaded_statistics_make_evaluation_independent_of_the_batch():
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_to_collect_statistics_changes_nothing(given):
+def test_norms__to_collect_statistics_changes_nothing(given):
     """Neither does it read the statistics that the model has."""
     _, model, batches = collected("efficientnetv2_cifar")
     expected = zoo.collect_statistics(model, batches)
@@ -135,7 +135,7 @@ def test_to_collect_statistics_changes_nothing(given):
     assert not any(t.requires_grad for t in again.values())
 
 
-def test_dropout_and_scalers_are_off_while_statistics_are_collected():
+def test_norms__dropout_and_scalers_are_off_while_statistics_are_collected():
     _, model, batches = collected("vgg11")
     options = {"norm": "static_batch", "dropout": 0.5, "scaler": True}
     busy = quiet("vgg11", **options).build()
@@ -145,7 +145,7 @@ def test_dropout_and_scalers_are_off_while_statistics_are_collected():
         torch.testing.assert_close(tensor, expected[key])
 
 
-def test_statistics_of_other_weights():
+def test_norms__statistics_of_other_weights():
     """A state that is not the model's own, with statistics or without."""
     spec, model, batches = collected("preresnet20")
     other = spec.build(torch.Generator().manual_seed(9))
@@ -157,7 +157,7 @@ def test_statistics_of_other_weights():
     assert all(torch.equal(before[k], t) for k, t in model.state_dict().items())
 
 
-def test_statistics_feed_functional_evaluation():
+def test_norms__statistics_feed_functional_evaluation():
     _, model, batches = collected("resnet18")
     state = model.state_dict() | zoo.collect_statistics(model, batches)
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_statistics_feed_functional_evaluation():
     assert all(torch.equal(again[k], state[k]) for k in again)
 
 
-def test_no_batches_are_an_error_and_no_static_norms_are_not():
+def test_norms__no_batches_are_an_error_and_no_static_norms_are_not():
     _, model, batches = collected("resnet18")
     with zoo_refused("argument"):
         zoo.collect_statistics(model, [])
@@ -180,7 +180,7 @@ def test_no_batches_are_an_error_and_no_static_norms_are_not():
 
 
 @pytest.mark.parametrize("with_statistics", [False, True])
-def test_static_norms_can_be_copied_and_pickled(with_statistics):
+def test_norms__static_norms_can_be_copied_and_pickled(with_statistics):
     _, model, batches = collected("resnet18")
     if with_statistics:
         model.load_state_dict(model.state_dict() | zoo.collect_statistics(model, batches))
@@ -191,7 +191,7 @@ def test_static_norms_can_be_copied_and_pickled(with_statistics):
 
 
 @given(st.integers(1, 300))
-def test_group_norms_have_the_most_groups_up_to_eight(channels):
+def test_norms__group_norms_have_the_most_groups_up_to_eight(channels):
     norm = Builder("group").make_norm(channels)
     assert norm.num_groups == max(g for g in (1, 2, 4, 8) if channels % g == 0)
     assert Builder("layer").make_norm(channels).num_groups == 1
@@ -199,12 +199,12 @@ def test_group_norms_have_the_most_groups_up_to_eight(channels):
 
 @settings(max_examples=10)
 @given(st.integers(1, 13), st.floats(1e-6, 0.1))
-def test_layer_norm_is_over_channels_and_positions(channels, eps):
+def test_norms__layer_norm_is_over_channels_and_positions(channels, eps):
     x = 2 + torch.randn(3, channels, 4, 5)
     torch.testing.assert_close(Builder("layer", eps).make_norm(channels)(x), F.layer_norm(x, x.shape[1:], eps=eps))
 
 
-def test_epsilon_is_the_spec_s():
+def test_norms__epsilon_is_the_spec_s():
     for norm in NORMS[1:]:
         model = quiet("mobilenetv2", norm=norm, norm_eps=0.25).build(device="meta")
         assert {m.eps for m in model.modules() if hasattr(m, "eps")} == {0.25}
@@ -213,7 +213,7 @@ def test_epsilon_is_the_spec_s():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", takes("norm"))
-def test_every_norm_runs_forward_and_backward(name, norm):
+def test_norms__every_norm_runs_forward_and_backward(name, norm):
     spec = quiet(name, norm=norm, width=0.11)  # odd numbers of channels, too
     model = spec.build()
     out = model(inputs(spec))
@@ -228,7 +228,7 @@ def test_every_norm_runs_forward_and_backward(name, norm):
     assert kinds == expected.get(norm, {nn.GroupNorm})
 
 
-def test_norms_that_a_model_does_not_use_have_no_statistics():
+def test_norms__that_a_model_does_not_use_have_no_statistics():
     net = zoo.create("resnet20_fedmr", norm="static_batch", width=0.25)
     statistics = zoo.collect_statistics(net, [torch.randn(4, 3, 32, 32)])
     assert len(statistics) == 2 * 18  # three norms a block
@@ -236,7 +236,7 @@ def test_norms_that_a_model_does_not_use_have_no_statistics():
     assert net.tail.norm.running_mean is None
 
 
-def test_a_state_of_other_layers_leaves_statistics_alone():
+def test_norms__a_state_of_other_layers_leaves_statistics_alone():
     net = quiet("cnn", norm="static_batch").build()
     statistics = zoo.collect_statistics(net, [inputs(quiet("cnn"))])
     net.load_state_dict(net.state_dict() | statistics)
@@ -247,7 +247,7 @@ def test_a_state_of_other_layers_leaves_statistics_alone():
         net.load_state_dict(half)
 
 
-def test_statistics_are_as_precise_under_autocast():
+def test_norms__statistics_are_as_precise_under_autocast():
     net = quiet("cnn", norm="static_batch").build()
     net.conv1.weight.data.zero_()
     net.conv1.weight.data[0, 0, 0, 0] = 1.0

@@ -14,7 +14,7 @@ from zoo.plain_yaml import read_yaml
     [None, True, False, 0, -7, 10**99, 0.5, -1e-9, 1e30, math.inf, "", "a: b", "yes", "1:30", "010", "0x1f", "1e-3",
      "2024-01-01", "null", "0.5", "1_0", "<<", "é\n\t"],
 )  # fmt: skip
-def test_what_was_written_comes_back(value):
+def test_plain_yaml__what_was_written_comes_back(value):
     whole = {"one": value, "many": [value, [value]], "section": {"one": value}}
     assert read_yaml(yaml.safe_dump(whole)) == whole
 
@@ -23,11 +23,11 @@ def test_what_was_written_comes_back(value):
     "text", ["1:30", "1:30:00", "-1:30", "1:30.5", "010", "08", "0b11", "0x1F", "0o17", "yes", "No", "ON", "off", "y",
              "2024-01-01", "2024-01-01 10:00:00", "="],
 )  # fmt: skip
-def test_what_only_old_yaml_takes_for_a_number_a_switch_or_a_date_is_text(text):
+def test_plain_yaml__what_only_old_yaml_takes_for_a_number_a_switch_or_a_date_is_text(text):
     assert read_yaml(f"[{text}]" if text != "=" else "- =") == [text]
 
 
-def test_anchors_and_merged_mappings_are_read():
+def test_plain_yaml__anchors_and_merged_mappings_are_read():
     assert read_yaml("{a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}}")["b"] == {"x": 1, "y": 3}
 
 
@@ -53,7 +53,7 @@ def test_anchors_and_merged_mappings_are_read():
         ("a: b: c", "line 1: "),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_refused_in_a_short_line(text, why):
+def test_plain_yaml__what_is_refused_is_refused_in_a_short_line(text, why):
     with zoo_refused("file") as error:
         read_yaml(text)
     assert why in str(error.value)

@@ -42,14 +42,14 @@ def specs(draw):
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(specs())
-def test_yaml_round_trip(spec):
+def test_spec__yaml_round_trip(spec):
     again = Spec.from_yaml(spec.to_yaml())
     assert again == spec
     assert hash(again) == hash(spec)
     assert again.to_yaml() == spec.to_yaml()
 
 
-def test_yaml_is_short_where_rates_are_equal():
+def test_spec__yaml_is_short_where_rates_are_equal():
     assert "width: 0.5\ndepth: 2\n" in Spec("resnet20", width=0.5, depth=2).to_yaml()
     text = Spec("resnet20", width=(0.5, 0.5, 1)).to_yaml()
     assert "width:\n- 0.5\n- 0.5\n- 1.0\n" in text
@@ -71,12 +71,12 @@ def test_yaml_is_short_where_rates_are_equal():
         ("{name: !!python/name:os.system x}", "file"),
     ],
 )
-def test_yaml_that_is_no_spec(text, expected):
+def test_spec__yaml_that_is_no_spec(text, expected):
     with zoo_refused(expected):
         Spec.from_yaml(text)
 
 
-def test_numbers_are_plain_whatever_they_come_from():
+def test_spec__numbers_are_plain_whatever_they_come_from():
     spec = Spec("vgg11", np.int64(7), dropout=np.float64(0), depth=(np.int64(1),) * 5, width=np.float32(0.5))
     assert spec == Spec("vgg11", 7, dropout=0, depth=1, width=0.5)
     assert spec.to_yaml() == Spec("vgg11", 7, dropout=0, depth=1, width=0.5).to_yaml()
@@ -84,12 +84,12 @@ def test_numbers_are_plain_whatever_they_come_from():
 
 
 @pytest.mark.parametrize(("name", "size"), [("cnn", 40), ("vgg11", 16), ("transformer", 100), ("resnet20", 0)])
-def test_what_a_model_cannot_take_cannot_be_counted(name, size):
+def test_spec__what_a_model_cannot_take_cannot_be_counted(name, size):
     with zoo_refused("argument", name, str(size)):
         Spec(name).count(size)
 
 
-def test_specs_are_values():
+def test_spec__specs_are_values():
     a, b = Spec("resnet20", width=0.5), Spec("resnet20", width=(0.5, 0.5, 0.5), depth=3, num_classes=10, norm="batch")
     assert a == b
     assert len({a, b, Spec("resnet20")}) == 2
@@ -99,7 +99,7 @@ def test_specs_are_values():
     assert Spec("cnn", width=[0.5, 0.5, 1]) == Spec("cnn", width=(0.5, 0.5, 1.0))
 
 
-def test_create_takes_the_fields_of_a_spec():
+def test_spec__create_takes_the_fields_of_a_spec():
     net = zoo.create("resnet20", num_classes=10, width=0.5, depth=(2, 2, 2), norm="static_batch")
     assert [len(getattr(net, f"section{i}")) for i in (1, 2, 3)] == [2, 2, 2]
     assert net.head.in_features == 32
@@ -107,7 +107,7 @@ def test_create_takes_the_fields_of_a_spec():
     assert net.training
 
 
-def test_rates_belong_to_their_parts():
+def test_spec__rates_belong_to_their_parts():
     net = zoo.create("cnn", width=(0.25, 0.5, 0.125))
     assert [net.conv1.out_channels, net.conv2.out_channels, net.fc1.out_features] == [8, 32, 64]
     net = zoo.create("resnet20", width=(1, 0.5, 0.25))
@@ -168,14 +168,14 @@ def test_rates_belong_to_their_parts():
         ("resnet20", {"heads": 2}, "argument: heads"),
     ],
 )  # fmt: skip
-def test_bad_arguments(name, options, expected):
+def test_spec__bad_arguments(name, options, expected):
     with zoo_refused(expected):
         zoo.create(name, **options)
 
 
 @settings(max_examples=50)
 @given(specs().filter(lambda spec: ":" not in spec.name), st.floats(0.1, 2), st.floats(0.1, 2))
-def test_scaled_multiplies(spec, a, b):
+def test_spec__scaled_multiplies(spec, a, b):
     assert spec.scaled() == spec
     twice, once = spec.scaled(a).scaled(b), spec.scaled(a * b)
     assert twice.width == pytest.approx(once.width)
@@ -192,7 +192,7 @@ def scaled(channels, rate, rounding="ceil"):
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.floats(1e-6, 4), st.floats(1e-6, 4))
-def test_rounding_rules(c, d, a, b):
+def test_spec__rounding_rules(c, d, a, b):
     """They are those of the papers, and monotone."""
     exact = round(c * a, 6)
     assert scaled(c, a) == max(1, math.ceil(exact))
@@ -203,12 +203,12 @@ def test_rounding_rules(c, d, a, b):
         assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
 
 
-def test_rates_are_taken_as_written():
+def test_spec__rates_are_taken_as_written():
     assert scaled(100, 0.07) == 7
     assert [scaled(512, 1 / 3), scaled(512, 2 / 3), scaled(64, 1e-9)] == [171, 342, 1]
 
 
-def test_examples_are_inputs():
+def test_spec__examples_are_inputs():
     spec = small("resnet20", in_channels=2, image_size=9)
     assert spec.example().shape == (1, 2, 9, 9)
     assert spec.example(3, size=4, device="meta").shape == (3, 2, 4, 4)
@@ -220,7 +220,7 @@ def test_examples_are_inputs():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_examples_run(name):
+def test_spec__examples_run(name):
     spec = small(name)
     out = spec.build().eval()(spec.example(2))
     assert out.shape == ((2, 6, 11) if name.startswith("transformer") else (2, 5))
@@ -228,14 +228,14 @@ def test_examples_run(name):
 
 @settings(max_examples=15)
 @given(st.sampled_from(["cnn", "resnet20", "preresnet20"]), st.integers(4, 40), st.integers(1, 4))
-def test_any_image_size_and_channels(name, size, channels):
+def test_spec__any_image_size_and_channels(name, size, channels):
     spec = Spec(name, num_classes=7, in_channels=channels, image_size=size, width=0.1)
     out = spec.build()(torch.randn(2, channels, size, size))
     assert out.shape == (2, 7)
     assert out.isfinite().all()
 
 
-def test_the_smallest_width_has_one_channel():
+def test_spec__the_smallest_width_has_one_channel():
     net = zoo.create("resnet20", width=1e-9)
     assert net.stem.conv.out_channels == net.head.in_features == 1
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)

@@ -64,7 +64,7 @@ def assert_equal(a, b):
 
 
 @in_modes(FAMILIES)
-def test_bfloat16_autocast(name, training):
+def test_torch__bfloat16_autocast(name, training):
     spec, model = build(name)
     x = inputs(spec)
     exact = copy.deepcopy(model).train(training)(x)
@@ -78,7 +78,7 @@ def test_bfloat16_autocast(name, training):
 
 
 @in_modes(IN_PLANES)
-def test_channels_last(name, training):
+def test_torch__channels_last(name, training):
     spec, model = build(name)
     x = inputs(spec)
     plain = copy.deepcopy(model).train(training)(x)
@@ -92,7 +92,7 @@ def test_channels_last(name, training):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAMILIES, ["resnet20"]))
-def test_compiled_in_one_graph(name):
+def test_torch__compiled_in_one_graph(name):
     """Training, with gradients and running statistics."""
     torch._dynamo.reset()
     spec, model = build(name)
@@ -104,7 +104,7 @@ def test_compiled_in_one_graph(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "transformer_masked"])
-def test_compiled_by_inductor(name):
+def test_torch__compiled_by_inductor(name):
     """Few, for each takes half a minute; the graphs of all kinds are compiled and compared above."""
     torch._dynamo.reset()
     spec, model = build(name)
@@ -121,7 +121,7 @@ def test_compiled_by_inductor(name):
     + [("resnet20", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
-def test_many_models_train_at_once(name, options):
+def test_torch__many_models_train_at_once(name, options):
     """vmap over a stack of states: gradients and new running statistics are those of one model after the other."""
     spec = small(name, **options)
     models = [spec.build(torch.Generator().manual_seed(seed)).double() for seed in range(3)]
@@ -144,7 +144,7 @@ def test_many_models_train_at_once(name, options):
 
 
 @pytest.mark.parametrize("name", ["vgg11", "transformer", "efficientnetv2_cifar", "mobilenetv2"])
-def test_many_models_drop_different_units(name):
+def test_torch__many_models_drop_different_units(name):
     spec = small(name, dropout=0.5)
     models = [spec.build(torch.Generator().manual_seed(0)) for _ in range(3)]
     parameters, buffers = stack_module_state(models)
@@ -156,7 +156,7 @@ def test_many_models_drop_different_units(name):
 
 
 @in_modes(FAMILIES)
-def test_symbolic_trace(name, training):
+def test_torch__symbolic_trace(name, training):
     spec, model = build(name, **able(name, step_size=True))
     graph = torch.fx.symbolic_trace(copy.deepcopy(model).train(training))
     x = inputs(spec, 4)  # another batch than the one that it was built with
@@ -165,7 +165,7 @@ def test_symbolic_trace(name, training):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAMILIES, ["resnet20", "mobilenetv2"]))
-def test_export(name):
+def test_torch__export(name):
     spec, model = build(name)
     x = inputs(spec, 4)
     program = torch.export.export(model.eval(), (x,), strict=False)
@@ -173,7 +173,7 @@ def test_export(name):
 
 
 @pytest.mark.parametrize("name", some(["cnn", "resnet18", "transformer"], ["cnn", "transformer"]))
-def test_export_with_any_batch_size(name):
+def test_torch__export_with_any_batch_size(name):
     spec, model = build(name)
     dynamic = ({0: torch.export.Dim("batch", min=2)},)
     program = torch.export.export(model.eval(), (inputs(spec, 4),), dynamic_shapes=dynamic, strict=False)
@@ -182,7 +182,7 @@ def test_export_with_any_batch_size(name):
 
 
 @in_modes(FAMILIES)
-def test_the_meta_device(name, training):
+def test_torch__the_meta_device(name, training):
     spec = small(name)
     model, real = spec.build(device="meta"), spec.build()
     assert model.training
@@ -194,7 +194,7 @@ def test_the_meta_device(name, training):
 
 
 @every_family
-def test_float64(name):
+def test_torch__float64(name):
     spec, model = build(name)
     x = inputs(spec)
     double = copy.deepcopy(model).double()
@@ -203,7 +203,7 @@ def test_float64(name):
     torch.testing.assert_close(out.float(), model(x), atol=1e-4, rtol=1e-4)
 
 
-def test_models_are_sequences_of_named_parts():
+def test_torch__models_are_sequences_of_named_parts():
     _, model = build("preresnet20")
     names = [name for name, _ in model.named_children()]
     assert names == ["stem", "section1", "section2", "section3", "tail", "pool", "head"]

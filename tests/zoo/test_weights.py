@@ -35,7 +35,7 @@ def theirs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", some(["safetensors", "pth", "pt"], ["safetensors"]))
-def test_files_of_the_libraries(tmp_path, suffix, theirs):
+def test_weights__files_of_the_libraries(tmp_path, suffix, theirs):
     """A safetensors file does not keep the order of the tensors."""
     for library, model in (("torchvision", theirs), ("timm", timm_model(num_classes=7))):
         file = tmp_path / f"{library}.{suffix}"
@@ -44,12 +44,12 @@ def test_files_of_the_libraries(tmp_path, suffix, theirs):
         torch.testing.assert_close(logits(net), logits(model), atol=1e-5, rtol=1e-5)
 
 
-def test_a_state_dict_is_taken_as_it_is(theirs):
+def test_weights__a_state_dict_is_taken_as_it_is(theirs):
     net = zoo.create("resnet18", num_classes=7, weights=theirs.state_dict())
     torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
 
 
-def test_files_without_counters_of_steps(tmp_path, theirs):
+def test_weights__files_without_counters_of_steps(tmp_path, theirs):
     """They are in the order of the alphabet, as no model's state is."""
     state = {name: tensor for name, tensor in theirs.state_dict().items() if "num_batches" not in name}
     save_file(state, tmp_path / "net.safetensors")
@@ -57,7 +57,7 @@ def test_files_without_counters_of_steps(tmp_path, theirs):
     torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
 
 
-def test_files_of_the_zoo_and_of_training_scripts(tmp_path):
+def test_weights__files_of_the_zoo_and_of_training_scripts(tmp_path):
     spec = Spec("resnet20", width=0.25, num_classes=7)
     net = spec.build()
     state = net.state_dict()
@@ -68,12 +68,12 @@ def test_files_of_the_zoo_and_of_training_scripts(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_what_wrappers_put_before_names_is_left_out(tmp_path, prefix):
+def test_weights__what_wrappers_put_before_names_is_left_out(tmp_path, prefix):
     save_file({f"{prefix}module.a": torch.ones(1), f"{prefix}b": torch.ones(1)}, tmp_path / "net.safetensors")
     assert read(tmp_path / "net.safetensors").keys() == {"module.a", "b"}
 
 
-def test_another_number_of_classes_leaves_a_new_head_and_says_so(tmp_path, theirs, caplog):
+def test_weights__another_number_of_classes_leaves_a_new_head_and_says_so(tmp_path, theirs, caplog):
     torch.save(theirs.state_dict(), tmp_path / "net.pth")
     with caplog.at_level(logging.WARNING):
         net = zoo.create("resnet18", torch.Generator().manual_seed(3), weights=tmp_path / "net.pth", num_classes=4)
@@ -85,7 +85,7 @@ def test_another_number_of_classes_leaves_a_new_head_and_says_so(tmp_path, their
     torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
 
 
-def test_nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
+def test_weights__nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
     torch.save(theirs.state_dict(), tmp_path / "net.pth")
     zoo.create("resnet18", weights=tmp_path / "net.pth", num_classes=7)
     assert not caplog.records
@@ -100,7 +100,7 @@ def test_nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
     ],
 )
 @pytest.mark.slow
-def test_new_heads_of_every_kind(tmp_path, name, make):
+def test_weights__new_heads_of_every_kind(tmp_path, name, make):
     theirs = make(6)
     save_file(theirs.state_dict(), tmp_path / "net.safetensors")
     zoo.create(name, num_classes=6, weights=tmp_path / "net.safetensors")
@@ -122,12 +122,12 @@ def test_new_heads_of_every_kind(tmp_path, name, make):
         (3, "argument: weights="),
     ],
 )
-def test_what_there_is_not(weights, expected):
+def test_weights__what_there_is_not(weights, expected):
     with zoo_refused(expected):
         zoo.create("resnet18", weights=weights)
 
 
-def test_files_that_hold_no_weights(tmp_path):
+def test_weights__files_that_hold_no_weights(tmp_path):
     for name, content, expected in (
         ("a.pth", b"", "file"),
         ("a.pth", b"nonsense", "file"),
@@ -149,7 +149,7 @@ def test_files_that_hold_no_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_of_another_model_are_refused(tmp_path, theirs):
+def test_weights__of_another_model_are_refused(tmp_path, theirs):
     torch.save(theirs.state_dict(), tmp_path / "net.pth")
     for options in (
         {"name": "resnet34"},

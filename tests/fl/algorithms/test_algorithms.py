@@ -41,7 +41,7 @@ QUICK += [*product(("fedexp", "fedmut"), ["loop"], ["cnn"]), *product(("fedasam"
 
 
 @pytest.mark.parametrize(("name", "backend", "model"), some(CASES, QUICK))
-def test_without_what_a_method_adds_it_is_fedavg(make_federation, name, backend, model):
+def test_algorithms__without_what_a_method_adds_it_is_fedavg(make_federation, name, backend, model):
     """Bit for bit, batch-norm statistics and losses included."""
     fed = make_federation(model, backend=backend, epochs=1)
     for (a, plain), (b, seen) in zip(play(fedavg(fed), fed, 2), play(WITHOUT[name](fed), fed, 2), strict=True):
@@ -58,7 +58,7 @@ DROPPED += [("fedrep", (1,)), ("fedrep", (2,)), ("ditto", (1,))]
     ("name", "trainings"),
     some(DROPPED, [*((name, (1, 2)) for name in ("fedavg", "fedrep", "heterofl")), ("fedrep", (2,))]),
 )
-def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypatch, name, trainings):
+def test_algorithms__a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypatch, name, trainings):
     """Whichever of its trainings in the round failed; it keeps what it had, and sends nothing."""
     fed = make_federation("cnn", norm="batch", dtype=torch.float64, epochs=1) if name in ALIKE else fleet_for(name)
     algorithm = made(name, fed)
@@ -76,7 +76,7 @@ def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypa
         algorithm.round(before, [2, 0, 1], Rng(0, 2))
 
 
-def test_fedprox_pulls_towards_the_global_model(make_federation):
+def test_fedprox__pulls_towards_the_global_model(make_federation):
     fed = make_federation("cnn", epochs=4)
     start, moved = surgery.broadcast(fed.initial(), 1), []
     for mu in (0.0, 1.0, 10.0):
@@ -85,7 +85,7 @@ def test_fedprox_pulls_towards_the_global_model(make_federation):
     assert moved[0] > moved[1] > moved[2]
 
 
-def test_indep_passes_whole_models_on(make_federation):
+def test_indep__passes_whole_models_on(make_federation):
     """Each model after a round is one of the trained models, none is lost."""
     fed = make_federation("cnn", participants=4)
     for server, trained in play(indep(fed), fed):
@@ -97,7 +97,7 @@ def test_indep_passes_whole_models_on(make_federation):
     ("unit", "fraction"),
     some(product(("layer", "tensor", "block"), (0.0, 0.4)), [("layer", 0.0), ("tensor", 0.4), ("block", 0.4)]),
 )
-def test_fedmr_equals_its_definition(make_federation, unit, fraction):
+def test_fedmr__equals_its_definition(make_federation, unit, fraction):
     """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
     fed = make_federation("resnet20", participants=3, epochs=1)
     groups = surgery.segments(surgery.layers(fed.model, unit=unit), fraction=fraction)
@@ -119,7 +119,7 @@ def assert_near(state, expected):
     torch.testing.assert_close(dict(state), dict(expected), rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
-def test_stage_one_averages_and_then_recombines(make_federation):
+def test_distance__stage_one_averages_and_then_recombines(make_federation):
     fed = make_federation("cnn", participants=3)
     history = play(fedmr(fed, FedMROptions(stage1_rounds=2)), fed, 3)
     for number, (server, _) in enumerate(history, 1):
@@ -128,7 +128,9 @@ def test_stage_one_averages_and_then_recombines(make_federation):
 
 
 @pytest.mark.parametrize("make", [fedmr, indep])
-def test_recombination_goes_on_with_the_earlier_model_of_who_was_dropped(make_federation, monkeypatch, make):
+def test_algorithms__recombination_goes_on_with_the_earlier_model_of_who_was_dropped(
+    make_federation, monkeypatch, make
+):
     algorithm = make(make_federation("cnn"))
     server, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
     spoil(monkeypatch, {2})
@@ -138,14 +140,14 @@ def test_recombination_goes_on_with_the_earlier_model_of_who_was_dropped(make_fe
     assert_near(after["global"], surgery.average(trained.states, weights=[1, 0, 1]))
 
 
-def test_fedavg_weighs_clients_by_their_samples(make_federation):
+def test_fedavg__weighs_clients_by_their_samples(make_federation):
     fed = make_federation("cnn", sizes=(3, 7, 12), participants=3)
     ((server, trained),) = play(fedavg(fed), fed, 1)
     sizes = [(3, 7, 12)[client] for client in fed.sample(Rng(0, 1))]
     assert_near(server["global"], average(surgery.unstack(trained.states), sizes))
 
 
-def test_sampling_is_uniform_without_replacement(make_federation):
+def test_algorithms__sampling_is_uniform_without_replacement(make_federation):
     fed = make_federation("cnn", participants=2)
     counts, first = torch.zeros(4), torch.zeros(4)
     for number in range(400):
@@ -158,6 +160,6 @@ def test_sampling_is_uniform_without_replacement(make_federation):
 
 
 @pytest.mark.parametrize(("method", "options"), [(fedmr, FedMROptions), (fedmut, FedMutOptions)])
-def test_blocks_that_there_are_not_are_refused(make_federation, method, options):
+def test_algorithms__blocks_that_there_are_not_are_refused(make_federation, method, options):
     with pytest.raises(FLError, match=f"--{method.name}.unit: .*no residual blocks"):
         method(make_federation("cnn"), options(unit="block"))

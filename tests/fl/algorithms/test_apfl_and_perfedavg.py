@@ -62,7 +62,7 @@ def models_of_all(algorithm, server):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_apfl_is_the_papers_algorithm(federation_of, adaptive):
+def test_apfl__is_the_papers_algorithm(federation_of, adaptive):
     """Three rounds of two of four clients, line by line, and the models with which all four predict."""
     fed = federation_of()
     algorithm = apfl(fed, APFLOptions(alpha=0.4, adaptive=adaptive))
@@ -103,7 +103,7 @@ HOW = [*zip(OPTIMIZERS, ("loop", "vmap", "loop"))]
         [(True, *HOW[0]), (False, *HOW[1]), (True, *HOW[2])],
     ),
 )
-def test_apfl_trains_the_global_model_as_fedavg_does(federation_of, backend, optimizer, adaptive):
+def test_apfl__trains_the_global_model_as_fedavg_does(federation_of, backend, optimizer, adaptive):
     """Whatever its own models do: with momentum or moments, clipped gradients, and batch norms."""
     fed = federation_of(NORMED, backend=backend, optimizer=optimizer)
     pairs = zip(play(apfl(fed, APFLOptions(0.3, adaptive)), fed), play(fedavg(fed), fed), strict=True)
@@ -113,7 +113,7 @@ def test_apfl_trains_the_global_model_as_fedavg_does(federation_of, backend, opt
         assert seen.metrics == expected.metrics
 
 
-def test_what_apfl_sends_is_clipped_as_in_fedavg(federation_of):
+def test_apfl_and_perfedavg__what_apfl_sends_is_clipped_as_in_fedavg(federation_of):
     fed = federation_of()
     pair = (play(within(make(fed), defence=Defence(clip=0.05)), fed) for make in (apfl, fedavg))
     for (one, _), (other, _) in zip(*pair):
@@ -121,7 +121,7 @@ def test_what_apfl_sends_is_clipped_as_in_fedavg(federation_of):
 
 
 @pytest.mark.parametrize("optimizer", [SGD(ETA, 0.9, clip=0.5), Adam(0.01)])
-def test_apfl_of_own_models_alone_is_local(federation_of, optimizer):
+def test_apfl__of_own_models_alone_is_local(federation_of, optimizer):
     fed = federation_of(NORMED, optimizer=optimizer)
     algorithm = apfl(fed, APFLOptions(alpha=1.0))
     for (one, _), (other, _) in zip(play(algorithm, fed), play(local(fed), fed), strict=True):
@@ -129,7 +129,7 @@ def test_apfl_of_own_models_alone_is_local(federation_of, optimizer):
             assert_close(floats(found), floats(row(other["clients"], client)))
 
 
-def test_a_share_stays_within_its_limits(federation_of):
+def test_apfl_and_perfedavg__a_share_stays_within_its_limits(federation_of):
     """At a rate at which one step would leave them."""
     fed = federation_of(optimizer=SGD(50.0, 0.0, clip=0.01))
     (*_, (server, _)) = play(apfl(fed, APFLOptions(0.5, adaptive=True)), fed)
@@ -139,7 +139,7 @@ def test_a_share_stays_within_its_limits(federation_of):
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
-def test_perfedavg_is_the_papers_algorithm(federation_of, size):
+def test_perfedavg__is_the_papers_algorithm(federation_of, size):
     """Two rounds, step by step, with batches of one sample, of an even number and of an odd one; then the models with
     which clients predict.
     """
@@ -168,7 +168,7 @@ def test_perfedavg_is_the_papers_algorithm(federation_of, size):
         assert_close(found, w)
 
 
-def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of):
+def test_perfedavg__without_its_step_is_fedavg_on_the_second_halves(federation_of):
     """Of single samples, that is FedAvg; and a client that adapts by no step predicts with the global model."""
     fed = federation_of(batch_size=1, optimizer=SGD(ETA, 0.9, clip=1.0))
     algorithm = perfedavg(fed, PerFedAvgOptions(alpha=0.0, steps=0))
@@ -178,7 +178,7 @@ def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of
         assert_same(algorithm.client_models(one).levels[0].state(0), one["global"])
 
 
-def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):
+def test_apfl_and_perfedavg__updates_of_a_model_with_a_single_number_are_clipped(federation_of):
     """The number is part of what trains, not of what is sent; it does not move, and does not make updates longer."""
     fed = federation_of()
     clipped = within(perfedavg(fed), defence=Defence(clip=0.005))
@@ -191,7 +191,7 @@ def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):
         assert moves[1].norm() < 0.5 * moves[0].norm()
 
 
-def test_the_loss_of_several_numbers_is_their_mean():
+def test_apfl_and_perfedavg__the_loss_of_several_numbers_is_their_mean():
     outputs, targets = torch.ones(4, 3), torch.zeros(4, 3)
     objective = by_halves(losses.by_name("mse", "regression"))
     found = objective(lambda params, x: outputs, {"second": torch.tensor(1.0)}, None, (outputs, targets))

@@ -28,7 +28,7 @@ def mixed(widths=(1.0, 0.5, 0.5, 0.75)):
 
 
 @pytest.mark.slow
-def test_a_round_of_fedfa_is_the_paper_written_out():
+def test_attention__a_round_of_fedfa_is_the_paper_written_out():
     """Grafted and scaled: positions, class tokens and norms, too."""
     fed, rng = mixed(), Rng(0, 1)
     algorithm = fedfa(fed, FedFAOptions())
@@ -39,7 +39,7 @@ def test_a_round_of_fedfa_is_the_paper_written_out():
     assert_close(after["global"], oracles.fedfa(old, states, sizes))
 
 
-def test_recombination_moves_whole_layers():
+def test_attention__recombination_moves_whole_layers():
     """Every layer of every model is in one of the new ones, with all of its tensors from the same model."""
     models = [BASE.build(torch.Generator().manual_seed(seed)) for seed in range(3)]
     with torch.no_grad():  # norms begin alike, and biases
@@ -60,7 +60,7 @@ def test_recombination_moves_whole_layers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in ALGORITHMS if name != "fjord"])
-def test_every_method_trains_it(tmp_path, method):
+def test_attention__every_method_trains_it(tmp_path, method):
     flags = [*TINY, "--model", "vit_tiny", "--depth", "2", "--samples", "200", "--rounds", "2", "--algorithm", method]
     if ALGORITHMS[method].clients == "heterogeneous" and method not in NEED_ADAPTERS:
         flags += ["--architectures.choose", "cycle"]
@@ -78,6 +78,6 @@ def test_every_method_trains_it(tmp_path, method):
         (["--stem", "imagenet"], "patches of 16 pixels do not fill a side of 8"),
     ],
 )
-def test_what_the_command_line_refuses(tmp_path, capsys, flags, message):
+def test_attention__what_the_command_line_refuses(tmp_path, capsys, flags, message):
     assert cli.main([*TINY, "--model", "vit_tiny", *flags, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err

@@ -25,7 +25,7 @@ def populations(draw):
     return np.array(sizes), np.array(merges, dtype=np.int64).reshape(-1, 2), draw(st.integers(1, len(sizes)))
 
 
-def test_the_tree_is_wards():
+def test_clusamp__the_tree_is_wards():
     """Clusters of three at 0 and 0.5, and one client at 1.05, which by mean angles would come last."""
     angles = torch.tensor([0.0, 0.01, 0.02, 0.5, 0.51, 0.52, 1.05])
     merges = similarity_tree({"w": torch.stack([angles.cos(), angles.sin()], 1)})
@@ -34,7 +34,7 @@ def test_the_tree_is_wards():
 
 
 @given(populations())
-def test_every_client_has_its_share_and_every_row_is_full(population):
+def test_clusamp__every_client_has_its_share_and_every_row_is_full(population):
     sizes, merges, k = population
     before = sizes.copy()
     table = distributions(sizes, merges, k)
@@ -48,7 +48,7 @@ def test_every_client_has_its_share_and_every_row_is_full(population):
 
 
 @given(populations())
-def test_groups_are_the_largest_subtrees_below_the_limit(population):
+def test_clusamp__groups_are_the_largest_subtrees_below_the_limit(population):
     """Recursively, from the root: a node is a group, or its parts are cut."""
     mass, merges, k = population
     limit = max(mass.sum() // k, 1)
@@ -65,7 +65,7 @@ def test_groups_are_the_largest_subtrees_below_the_limit(population):
     assert sorted(map(sorted, found)) == sorted(map(sorted, cut(len(mass) + len(merges) - 1)))
 
 
-def test_the_largest_groups_found_the_distributions():
+def test_clusamp__the_largest_groups_found_the_distributions():
     """By hand: groups of 3, 2 and 1 samples of 6, two rows of 6 = 2 x 3. The smallest fills the second row."""
     sizes = np.array([1, 2, 1, 1, 1])
     merges = np.array([[0, 1], [2, 3], [5, 4], [7, 6]])
@@ -74,7 +74,7 @@ def test_the_largest_groups_found_the_distributions():
     assert distributions(np.array([7, 1, 2]), np.array([[0, 1], [3, 2]]), 2).tolist() == [[10, 0, 0], [4, 2, 4]]
 
 
-def test_angles_not_lengths_make_clusters_and_the_unseen_are_alike():
+def test_clusamp__angles_not_lengths_make_clusters_and_the_unseen_are_alike():
     x, y = torch.tensor([1.0, 0.0, 0.1]), torch.tensor([0.0, 1.0, 0.1])
     rows = torch.stack([torch.zeros(3), x, y, 100 * x, torch.zeros(3), 0.01 * y])
     tree = similarity_tree({"w": rows[:, :2], "v": rows[:, 2:]})
@@ -85,7 +85,7 @@ def test_angles_not_lengths_make_clusters_and_the_unseen_are_alike():
     assert similarity_tree({"w": torch.ones(1, 3)}).shape == (0, 2)
 
 
-def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatch):
+def test_clusamp__each_round_draws_one_client_of_each_cluster(make_federation, monkeypatch):
     """Clients 0, 3, 4 move one weight, 1, 2, 5 another: once all were seen, each pair drawn is mixed."""
     fed = make_federation("cnn", sizes=(4,) * 6, participants=2)
     algorithm, sides, drawn, mixed = clusamp(fed), [0, 1, 1, 0, 0, 1], [], []
@@ -106,7 +106,7 @@ def test_each_round_draws_one_client_of_each_cluster(make_federation, monkeypatc
     assert {client for pair in mixed for client in pair} == set(range(6))
 
 
-def test_draws_follow_the_distributions():
+def test_clusamp__draws_follow_the_distributions():
     table = np.array([[1, 0, 3], [0, 4, 0]])
     counts = np.zeros((2, 3))
     for number in range(400):
@@ -117,7 +117,7 @@ def test_draws_follow_the_distributions():
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
-def test_all_clients_of_equal_size_are_fedavg(make_federation, model):
+def test_clusamp__all_clients_of_equal_size_are_fedavg(make_federation, model):
     fed = make_federation(model, sizes=(6, 6, 6), participants=3)
     algorithm, server = clusamp(fed), clusamp(fed).init()
     for number in (1, 2, 3):
@@ -128,7 +128,7 @@ def test_all_clients_of_equal_size_are_fedavg(make_federation, model):
         assert_same(server["global"], expected["global"])
 
 
-def test_models_count_alike_and_gradients_are_the_changes(make_federation):
+def test_clusamp__models_count_alike_and_gradients_are_the_changes(make_federation):
     """Of a batch-norm model: also for a client that was drawn twice, and not for those that were not drawn."""
     fed = make_federation("resnet20", epochs=1)
     next(fed.model.parameters()).requires_grad_(False)
@@ -146,7 +146,7 @@ def test_models_count_alike_and_gradients_are_the_changes(make_federation):
         assert torch.equal(gradients[[0, 3]], server["gradients"][name][[0, 3]])
 
 
-def test_a_population_too_large_for_its_gradients_is_refused(make_federation, monkeypatch):
+def test_clusamp__a_population_too_large_for_its_gradients_is_refused(make_federation, monkeypatch):
     fed = make_federation("cnn")
     numbers, module = 4 * sum(p.numel() for p in fed.model.parameters()), sys.modules[clusamp.__module__]
     assert 2**28 < module.memory(torch.device("cpu")) < 2**50
@@ -157,13 +157,13 @@ def test_a_population_too_large_for_its_gradients_is_refused(make_federation, mo
         clusamp(fed).init()
 
 
-def test_a_client_with_exactly_one_share_of_the_samples_has_a_row_of_its_own():
+def test_clusamp__a_client_with_exactly_one_share_of_the_samples_has_a_row_of_its_own():
     """... and is not in the way of those that the tree joins to it."""
     merges = np.array([[1, 0], [5, 3], [6, 2], [7, 4]])
     table = distributions(np.array([4, 3, 2, 1, 2]), merges, 3)
     assert table.tolist() == [[12, 0, 0, 0, 0], [0, 9, 0, 3, 0], [0, 0, 6, 0, 6]]
 
 
-def test_a_change_that_overflows_is_like_no_other():
+def test_clusamp__a_change_that_overflows_is_like_no_other():
     changes = torch.tensor([[3e38, 0.0], [torch.inf, 1.0], [1.0, 0.0], [1.0, 0.1]])
     assert sorted(similarity_tree({"w": changes})[0].tolist()) == [2, 3]

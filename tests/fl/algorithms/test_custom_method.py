@@ -32,7 +32,7 @@ def counting(fed):
     return replace(fedavg.make(fed), init=init, client=client)
 
 
-def test_client_states_stay_although_the_server_function_does_not_name_them(make_federation):
+def test_custom_method__client_states_stay_although_the_server_function_does_not_name_them(make_federation):
     _, (server, _) = played(counting(make_federation("cnn")), [[0, 2]] * 2)
     assert server[CLIENTS]["count"].tolist() == [2, 0, 2, 0]
 
@@ -45,7 +45,7 @@ def test_client_states_stay_although_the_server_function_does_not_name_them(make
         (lambda update: update._replace(received={**update.received, "more": torch.zeros(2)}), "clients send more"),
     ],
 )
-def test_updates_that_could_not_come_from_nodes_are_refused(make_federation, change, message):
+def test_custom_method__updates_that_could_not_come_from_nodes_are_refused(make_federation, change, message):
     plain = counting(make_federation("cnn"))
     algorithm = replace(plain, client=lambda *given: change(plain.client(*given)))
     with pytest.raises(FLError, match=message):
@@ -72,14 +72,14 @@ def changed(server, change):
         (lambda server: changed(server, torch.Tensor.double), "float64, which was torch.float32"),
     ],
 )
-def test_a_server_function_that_returns_no_server_is_refused(make_federation, change, message):
+def test_custom_method__a_server_function_that_returns_no_server_is_refused(make_federation, change, message):
     plain = fedavg(make_federation("cnn"))
     algorithm = replace(plain, aggregate=lambda *given: change(plain.aggregate(*given)))
     with pytest.raises(FLError, match=message):
         algorithm.round(plain.init(), [0, 2], Rng(0, 1))
 
 
-def test_a_step_halfway_to_the_mean_of_all_tensors_is_refused_for_counters():
+def test_custom_method__a_step_halfway_to_the_mean_of_all_tensors_is_refused_for_counters():
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     fed, plain = fl.build(fl.Config.of(algorithm="fedavg", clients=4, participants=2, samples=200), model=net)
 
@@ -92,7 +92,7 @@ def test_a_step_halfway_to_the_mean_of_all_tensors_is_refused_for_counters():
         algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
 
 
-def test_functions_with_other_arguments_are_refused_before_the_first_round(make_federation):
+def test_custom_method__functions_with_other_arguments_are_refused_before_the_first_round(make_federation):
     def mine(fed):
         return replace(fedavg.make(fed), aggregate=lambda server, clients, update: server)
 
@@ -101,7 +101,7 @@ def test_functions_with_other_arguments_are_refused_before_the_first_round(make_
 
 
 @pytest.mark.parametrize("part", [0.1, [torch.zeros(1)], {"a": 1}])
-def test_messages_that_could_not_be_sent_are_refused(make_federation, part):
+def test_custom_method__messages_that_could_not_be_sent_are_refused(make_federation, part):
     plain = fedavg(make_federation("cnn"))
     algorithm = replace(plain, send=lambda state, clients, rng: {"model": state["global"], "lr": part})
     with pytest.raises(FLError, match="'s '"):
@@ -109,7 +109,9 @@ def test_messages_that_could_not_be_sent_are_refused(make_federation, part):
 
 
 @pytest.mark.parametrize("more", [{"step": 0}, {"step": {"n": 0}}, {"global": 1}])
-def test_a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_round(tmp_path, monkeypatch, more):
+def test_simulate__a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_round(
+    tmp_path, monkeypatch, more
+):
     def mine(fed):
         plain = fedavg.make(fed)
         return replace(plain, init=lambda: {**plain.init(), **more})
@@ -119,7 +121,7 @@ def test_a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_roun
         fl.simulate(fl.Config.of(algorithm="mine", rounds=1, width=(0.1,)), tmp_path / "a")
 
 
-def test_other_methods_can_be_fine_tuned_where_clients_have_one_model(make_federation):
+def test_custom_method__other_methods_can_be_fine_tuned_where_clients_have_one_model(make_federation):
     fed = make_federation("cnn")
     algorithm = fine_tuned(fed, local(fed), 1)
     ((server, _),) = played(algorithm, [[0, 2]])

@@ -40,7 +40,7 @@ def loss_of(logits, y, weight):
 
 @pytest.mark.parametrize(("number", "options"), [(3, DepthFLOptions(ramp=4)), (9, DepthFLOptions(0.5, 4)),
                                                  (1, DepthFLOptions(2.0, 0))])  # fmt: skip
-def test_a_round_as_the_paper_writes_it(number, options):
+def test_depthfl__a_round_as_the_paper_writes_it(number, options):
     """Of three clients, who end after the first, the second and the last section, and make one step each."""
     fed, _ = fl.build(CONFIG)
     algorithm, clients, rng = depthfl(fed, options), [0, 1, 2], fl.Rng(0, number)
@@ -63,7 +63,7 @@ def test_a_round_as_the_paper_writes_it(number, options):
         torch.testing.assert_close(tensor, sum(held) / len(held), atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
+def test_depthfl__without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
     fed, _ = fl.build(CONFIG)
     others = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))
     for (one, _), (other, _) in zip(play(depthfl(fed, DepthFLOptions(0.0)), fed, 2), play(others, fed, 2), strict=True):
@@ -75,7 +75,7 @@ def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
     torch.testing.assert_close(one["global"], mean)
 
 
-def test_a_model_with_one_exit_has_nobody_to_learn_from():
+def test_depthfl__a_model_with_one_exit_has_nobody_to_learn_from():
     config = CONFIG.replace(architectures=fl.ArchitectureOptions(depths=("1-0-0-0",), choose="cycle"))
     fed, algorithm = fl.build(config)
     plain = depthfl(fed, DepthFLOptions(0.0))
@@ -83,7 +83,7 @@ def test_a_model_with_one_exit_has_nobody_to_learn_from():
         torch.testing.assert_close(one["global"], other["global"])
 
 
-def test_clients_predict_with_the_mean_of_their_own_exits():
+def test_depthfl__clients_predict_with_the_mean_of_their_own_exits():
     fed, algorithm = fl.build(CONFIG)
     server, x = algorithm.init(), fed.data.test_x[:5]
     for client in (0, 1):
@@ -94,7 +94,7 @@ def test_clients_predict_with_the_mean_of_their_own_exits():
         torch.testing.assert_close(algorithm.predict(server, x, client), logits.detach().mean(1))
 
 
-def test_what_it_is_not_for_is_refused():
+def test_depthfl__what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match=r"--exits.*--model"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     generator = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_scaffold_is_the_papers_algorithm(make_federation, decay):
+def test_scaffold__is_the_papers_algorithm(make_federation, decay):
     """Three rounds of two of four clients, line by line, with option II, and a learning rate that falls."""
     fed = plain(make_federation, participants=2, schedule=lambda number: decay ** (number - 1))
     algorithm = scaffold(fed, ScaffoldOptions(lr=0.8))
@@ -75,7 +75,7 @@ def test_scaffold_is_the_papers_algorithm(make_federation, decay):
 
 
 @pytest.mark.parametrize("method", [scaffold, feddyn])
-def test_who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation, monkeypatch, method):
+def test_drift__who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation, monkeypatch, method):
     """With batch norm and momentum; and a learning rate of 0 moves nobody."""
     fed = plain(make_federation, "resnet20", momentum=0.9, norm="batch", epochs=1)
     algorithm = method(fed)
@@ -94,7 +94,7 @@ def test_who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation
 
 @pytest.mark.parametrize("last", ["filled", "partial"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, momentum, last):
+def test_drift__gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, momentum, last):
     fed = plain(make_federation, momentum=momentum, repeats=3, last_batch=last)
     for client, count in zip([0, 2], gradients_of(fed, fed.steps([0, 2])).tolist()):
         size = fed.local.size_of_batches(fed.clients.train)
@@ -107,7 +107,7 @@ def test_gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, 
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednova_is_fedavg_where_all_make_as_many_steps(make_federation, momentum):
+def test_fednova__is_fedavg_where_all_make_as_many_steps(make_federation, momentum):
     fed = plain(make_federation, "resnet20", momentum, sizes=(5, 7, 8, 6))
     pairs = zip(play(fednova(fed), fed), play(fedavg(fed), fed), strict=True)
     for (one, _), (other, _) in pairs:
@@ -115,7 +115,7 @@ def test_fednova_is_fedavg_where_all_make_as_many_steps(make_federation, momentu
             torch.testing.assert_close(one["global"][name], tensor, atol=1e-6, rtol=1e-6)
 
 
-def test_fednova_divides_by_steps_and_multiplies_by_their_mean(make_federation):
+def test_fednova__divides_by_steps_and_multiplies_by_their_mean(make_federation):
     fed = plain(make_federation, sizes=(4, 12, 30, 5))
     algorithm, clients = fednova(fed), [2, 0, 1]
     server, update = algorithm.round(algorithm.init(), clients, Rng(0, 1))
@@ -127,7 +127,7 @@ def test_fednova_divides_by_steps_and_multiplies_by_their_mean(make_federation):
         torch.testing.assert_close(server["global"][name], x[name] + effective * sum(moves), atol=1e-7, rtol=1e-6)
 
 
-def test_feddyn_is_the_papers_algorithm(make_federation):
+def test_feddyn__is_the_papers_algorithm(make_federation):
     """Three rounds of two of four clients, line by line."""
     fed, alpha = plain(make_federation, participants=2), 0.3
     algorithm = feddyn(fed, FedDynOptions(alpha=alpha))
@@ -155,12 +155,12 @@ def test_feddyn_is_the_papers_algorithm(make_federation):
 
 @pytest.mark.parametrize("method", [scaffold, fednova])
 @pytest.mark.parametrize("optimizer", [Adam(), SGD(clip=1.0), SGD(nesterov=True), SGD(weight_decay=0.1)])
-def test_updates_that_are_no_sum_of_gradients_are_refused(make_federation, method, optimizer):
+def test_drift__updates_that_are_no_sum_of_gradients_are_refused(make_federation, method, optimizer):
     with pytest.raises(FLError, match=f"{method.name} takes .* for a sum of gradients"):
         method(make_federation("cnn", optimizer=optimizer))
 
 
-def test_fedbn_averages_all_but_batch_norms(make_federation):
+def test_fedbn__averages_all_but_batch_norms(make_federation):
     """Two rounds: norms are what each client had last trained; all else is the mean."""
     fed = make_federation("resnet20", norm="batch", dtype=torch.float64, epochs=1)
     algorithm, server = fedbn(fed), None
@@ -180,6 +180,6 @@ def test_fedbn_averages_all_but_batch_norms(make_federation):
             assert_close(row(server["clients"], client), row(before["clients"], client))
 
 
-def test_fedbn_needs_batch_norms(make_federation):
+def test_fedbn__needs_batch_norms(make_federation):
     with pytest.raises(FLError, match="--norm"):
         fedbn(make_federation("cnn"))

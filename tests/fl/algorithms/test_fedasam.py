@@ -38,7 +38,7 @@ def by_hand(model, data, batches, optimizer, rho, eta):
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
-def test_a_client_is_trained_as_the_paper_says(make_federation, backend, model):
+def test_fedasam__a_client_is_trained_as_the_paper_says(make_federation, backend, model):
     fed = make_federation(model, dtype=torch.float64, backend=backend, optimizer=SGD(0.05, 0.9))
     algorithm = fedasam(fed, FedASAMOptions(rho=0.5, eta=0.01))
     _, trained = algorithm.round(algorithm.init(), [2], Rng(0, 1))
@@ -50,7 +50,7 @@ def test_a_client_is_trained_as_the_paper_says(make_federation, backend, model):
     assert max((tensor - plain[name]).abs().max() for name, tensor in expected.items()) > 1e-4
 
 
-def test_the_step_has_the_length_that_the_paper_gives_it():
+def test_fedasam__the_step_has_the_length_that_the_paper_gives_it():
     """||T^-1 step|| = rho, and scaling a weight up and its gradient down scales the step up."""
     generator, ascend = torch.Generator().manual_seed(0), adaptive_ascent(0.2)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -62,7 +62,7 @@ def test_the_step_has_the_length_that_the_paper_gives_it():
     torch.testing.assert_close(ascend(larger, smaller)["a.weight"], 10 * step["a.weight"])
 
 
-def test_a_flat_place_has_no_step():
+def test_fedasam__a_flat_place_has_no_step():
     still = adaptive_ascent(0.1)({"weight": torch.ones(2)}, {"weight": torch.zeros(2)})
     assert torch.equal(still["weight"], torch.zeros(2))
     for power in range(6, 45):  # squares of the small ones vanish in float32
@@ -71,6 +71,6 @@ def test_a_flat_place_has_no_step():
 
 
 @pytest.mark.parametrize("name", ["weight", "in_proj_weight", "parametrizations.weight.original0"])
-def test_weights_go_by_many_names(name):
+def test_fedasam__weights_go_by_many_names(name):
     step = adaptive_ascent(0.1)({name: torch.tensor([-2.0])}, {name: torch.tensor([3.0])})
     assert step[name].item() == pytest.approx(0.2)

@@ -8,7 +8,7 @@ from fl.algorithms.fedexp import FedExPOptions, fedexp, server_step
 from fl.base.rng import Rng
 
 
-def test_two_rounds_by_hand(make_federation, monkeypatch):
+def test_fedexp__two_rounds_by_hand(make_federation, monkeypatch):
     """One weight moves, of two clients with 1 and 3 samples."""
     fed = make_federation("cnn", sizes=(1, 3), participants=2)
     algorithm = fedexp(fed, FedExPOptions(eps=0.0))
@@ -38,7 +38,7 @@ def test_two_rounds_by_hand(make_federation, monkeypatch):
         assert step == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_round_equals_its_definition(make_federation):
+def test_fedexp__a_round_equals_its_definition(make_federation):
     """In float64, with frozen and normalised layers: who is extrapolated, what is averaged, what is deployed."""
     fed = make_federation("resnet20", epochs=1)
     next(fed.model.parameters()).requires_grad_(False)
@@ -67,13 +67,13 @@ def test_a_round_equals_its_definition(make_federation):
     assert max(steps) > 1.05
 
 
-def test_without_the_last_two_the_iterate_is_deployed(make_federation):
+def test_fedexp__without_the_last_two_the_iterate_is_deployed(make_federation):
     fed = make_federation("cnn")
     for server, _ in play(fedexp(fed, FedExPOptions(last_two=False)), fed):
         assert_same(server["global"], server["iterate"])
 
 
-def test_steps_stay_finite():
+def test_fedexp__steps_stay_finite():
     start = {"w": torch.zeros(2)}
     still = {"w": torch.zeros(2, 2)}
     assert server_step(start, still, (1, 1), start, 0.0) == 1  # 0 / 0

@@ -59,7 +59,7 @@ FAMILIES = {  # with two blocks or more in a section, where that is what may be 
 
 @settings(max_examples=3)
 @given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
-def test_every_client_contributes_to_all_of_its_width(name, width, data):
+def test_fedfa__every_client_contributes_to_all_of_its_width(name, width, data):
     """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""
     full = Spec(name, width=0.25, depth=FAMILIES[name], **({"tokens": 8} if name == "transformer" else {}))
     depth = tuple(data.draw(strategies.integers(min(2, blocks), blocks)) for blocks in full.depth)
@@ -78,12 +78,12 @@ def test_every_client_contributes_to_all_of_its_width(name, width, data):
 
 
 @pytest.mark.parametrize("name", some(SPECS, ["cnn", "static_batch"]))
-def test_a_round_is_the_paper_written_out(name):
+def test_fedfa__a_round_is_the_paper_written_out(name):
     check_rounds(mixed(name), FedFAOptions(), oracles.fedfa)
 
 
 @pytest.mark.parametrize("name", some(SPECS, ["batch", "transformer"]))
-def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
+def test_fedfa__every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
     """All from the same trained models."""
     fed, rng = mixed(name), Rng(0, 1)
     old = fed.initial()
@@ -95,7 +95,7 @@ def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
         assert_close(after["global"], oracles.fedfa(old, trained.states, trained.sizes, graft, scale))
 
 
-def test_the_norm_of_a_client_that_was_dropped_does_not_count(make_federation):
+def test_fedfa__the_norm_of_a_client_that_was_dropped_does_not_count(make_federation):
     fed, rng = make_federation("cnn"), Rng(0, 1)
     old, algorithm = fed.initial(), fedfa(fed)
     each = [{name: k * tensor for name, tensor in old.items()} for k in (1, 2, 3, 4)]
@@ -107,7 +107,7 @@ def test_the_norm_of_a_client_that_was_dropped_does_not_count(make_federation):
     assert_close(algorithm.aggregate({"global": old}, COHORT, every, rng)["global"], expected["global"])
 
 
-def test_another_quantile_and_float32():
+def test_fedfa__another_quantile_and_float32():
     fed = fleet_federation(SPECS["static_batch"], choices("static_batch"), dtype=torch.float32)
     oracle = partial(oracles.fedfa, percent=60)
     check_rounds(fed, FedFAOptions(quantile=0.6), oracle, 1, rtol=1e-5, atol=1e-6)
@@ -143,7 +143,7 @@ def fedavg_of(name):
         [*itertools.product(["cnn"], ONE), ("batch", "nefl"), ("transformer", "fedfa")],
     ),
 )
-def test_with_one_architecture_every_method_is_fedavg(name, method):
+def test_fedfa__with_one_architecture_every_method_is_fedavg(name, method):
     fed = alike(name)
     for (a, _), (b, _) in zip(play(ONE[method](fed), fed, 2), fedavg_of(name), strict=True):
         assert_close(a["global"], b["global"])

@@ -48,7 +48,7 @@ def random_generator(classes=3, latent=7, noise=5, hidden=8):
 
 
 @pytest.mark.parametrize("without", ["alpha", "beta"])
-def test_each_term_counts_from_the_second_round_on(make_federation, without):
+def test_fedgen__each_term_counts_from_the_second_round_on(make_federation, without):
     fed = make_federation("cnn", sizes=(8, 8, 8, 8), participants=4)
     plain = play(fedavg(fed), fed, 2)
     distilled = play(fedgen(fed, dataclasses.replace(SMALL, **{without: 0.0})), fed, 2)
@@ -57,7 +57,7 @@ def test_each_term_counts_from_the_second_round_on(make_federation, without):
     assert difference.item() > 1e-4
 
 
-def test_the_objective_is_its_formula(monkeypatch):
+def test_fedgen__the_objective_is_its_formula(monkeypatch):
     """Loss and gradients against a plain module, with the noise and the labels that it is said to draw."""
     net, state = random_generator()
     torch.manual_seed(1)
@@ -96,7 +96,7 @@ def test_the_objective_is_its_formula(monkeypatch):
         torch.testing.assert_close(gradient, p.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_labels_for_clients_are_those_the_generator_knows_equally_often(monkeypatch):
+def test_fedgen__labels_for_clients_are_those_the_generator_knows_equally_often(monkeypatch):
     _, state = random_generator()
     asked = []
     monkeypatch.setattr(
@@ -115,7 +115,7 @@ def test_labels_for_clients_are_those_the_generator_knows_equally_often(monkeypa
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_generator_trains_as_a_loop_over_clients_with_torchs_adam_would(biased):
+def test_fedgen__the_generator_trains_as_a_loop_over_clients_with_torchs_adam_would(biased):
     net, state = random_generator()
     torch.manual_seed(2)
     heads = [nn.Linear(7, 3, bias=biased).double() for _ in range(4)]
@@ -174,7 +174,7 @@ def labelled(make_federation, labels, **settings):
     return dataclasses.replace(fed, data=dataclasses.replace(fed.data, y=y))
 
 
-def test_labels_that_nobody_has_are_not_drawn_and_shares_are_those_of_the_samples(make_federation, monkeypatch):
+def test_fedgen__labels_that_nobody_has_are_not_drawn_and_shares_are_those_of_the_samples(make_federation, monkeypatch):
     calls = spied(monkeypatch)
     fed = labelled(make_federation, [[0, 0, 0, 2], [2, 2, 2], [1, 1]], participants=2)
     algorithm = fedgen(fed, dataclasses.replace(SMALL, steps=25, batch=100, lr=1e-5))
@@ -195,7 +195,7 @@ def test_labels_that_nobody_has_are_not_drawn_and_shares_are_those_of_the_sample
     assert trained.metrics["bytes_up"] == model + 3 * 8
 
 
-def test_the_decay_is_that_of_all_three_numbers(make_federation, monkeypatch):
+def test_fedgen__the_decay_is_that_of_all_three_numbers(make_federation, monkeypatch):
     calls, contexts = spied(monkeypatch), []
     honest = Federation.train
 
@@ -221,7 +221,7 @@ def tiny(*last):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), *last)
 
 
-def test_heads_are_found_and_what_has_none_is_refused_by_name(make_federation):
+def test_fedgen__heads_are_found_and_what_has_none_is_refused_by_name(make_federation):
     for net in ("cnn", "resnet20", "mobilenetv2", tiny(nn.Linear(4, 3, bias=False)), tiny(nn.Linear(4, 3))):
         init = fedgen(make_federation(net), SMALL).init()
         assert init["generator"]["fc1.weight"].shape == (8, 8)
@@ -234,7 +234,7 @@ def test_heads_are_found_and_what_has_none_is_refused_by_name(make_federation):
             fedgen(make_federation(net), SMALL)
 
 
-def test_text_is_refused(make_federation):
+def test_fedgen__text_is_refused(make_federation):
     tokens = torch.zeros(27, 4, dtype=torch.int32)
     data = Dataset("text", tokens, tokens.long(), tokens, tokens.long(), classes=9)
     model = zoo.create("transformer", torch.Generator().manual_seed(0), num_classes=9, width=0.125, depth=1, tokens=4)

@@ -26,7 +26,9 @@ def permuted(fed, state, seed):
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_permuted_models_come_back_before_they_are_averaged_and_recombined(make_federation, monkeypatch, dropped):
+def test_fedmr_align__permuted_models_come_back_before_they_are_averaged_and_recombined(
+    make_federation, monkeypatch, dropped
+):
     """Into the order of the first, or of the second if that is the first that arrived."""
     fed = make_federation("cnn", participants=3, optimizer=SGD(1e-9, 0.0))
     algorithm, start = fedmr(fed, ALIGNED), fed.initial()
@@ -43,7 +45,7 @@ def test_permuted_models_come_back_before_they_are_averaged_and_recombined(make_
     assert_close(after["global"], order, atol=1e-6)
 
 
-def test_equal_models_stay_and_those_that_have_not_drifted_are_recombined_as_without(make_federation):
+def test_fedmr_align__equal_models_stay_and_those_that_have_not_drifted_are_recombined_as_without(make_federation):
     """After a round of few steps the order as it is matches best; a mean of aligned models is a mean of the models."""
     fed = make_federation("cnn", participants=3)
     for (a, _), (b, _) in zip(play(fedmr(fed), fed), play(fedmr(fed, ALIGNED), fed), strict=True):
@@ -51,6 +53,6 @@ def test_equal_models_stay_and_those_that_have_not_drifted_are_recombined_as_wit
         assert_same(a["slots"], b["slots"])
 
 
-def test_it_cannot_be_hidden_from_the_server(make_federation):
+def test_fedmr_align__it_cannot_be_hidden_from_the_server(make_federation):
     with pytest.raises(FLError, match=r"--fedmr.align"):
         fedmr(make_federation("cnn", participants=3), FedMROptions(align=True, secure=1))

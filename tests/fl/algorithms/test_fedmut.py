@@ -21,7 +21,7 @@ def watched(monkeypatch):
 
 
 @pytest.mark.parametrize("unit", ["layer", "tensor", "block"])
-def test_mutants_lie_on_both_sides_and_cancel(make_federation, watched, unit):
+def test_fedmut__mutants_lie_on_both_sides_and_cancel(make_federation, watched, unit):
     """Each piece of a mutant is off by + or - r times the last step; all else is the global model's."""
     fed = make_federation("resnet20", participants=4, epochs=1)
     next(fed.model.parameters()).requires_grad_(False)
@@ -49,7 +49,7 @@ def test_mutants_lie_on_both_sides_and_cancel(make_federation, watched, unit):
     assert len(set(patterns)) > 2
 
 
-def test_backward_mutations_are_shorter_at_first(make_federation, watched):
+def test_fedmut__backward_mutations_are_shorter_at_first(make_federation, watched):
     """beta falls from its value in the second round, the first with mutants, to zero; the odd mutant is none."""
     fed = make_federation("cnn", epochs=1)
     history = play(fedmut(fed, FedMutOptions(radius=1.0, beta=0.4, beta_rounds=2)), fed, 5)
@@ -62,7 +62,7 @@ def test_backward_mutations_are_shorter_at_first(make_federation, watched):
         assert scale[2] == 0
 
 
-def test_signs_are_paired_and_every_order_comes():
+def test_fedmut__signs_are_paired_and_every_order_comes():
     rows = signs(600, 4, 0.0, torch.Generator().manual_seed(0))
     assert rows.sum(1).abs().max() == 0
     _, counts = rows.unique(dim=0, return_counts=True)
@@ -71,7 +71,7 @@ def test_signs_are_paired_and_every_order_comes():
     assert signs(3, 1, 0.3, torch.Generator()).tolist() == [[0], [0], [0]]
 
 
-def test_mutants_are_averaged_alike_or_by_their_samples(make_federation):
+def test_fedmut__mutants_are_averaged_alike_or_by_their_samples(make_federation):
     fed = make_federation("cnn")
     (_, (server, trained)) = play(fedmut(fed), fed, 2)
     assert len(set(trained.sizes)) > 1

@@ -74,7 +74,7 @@ def keeping(fed, below, newest, mean=False):
 @pytest.mark.parametrize(
     ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "resnet20")])
 )
-def test_one_level_is_a_known_method(make_federation, backend, model):
+def test_femam__one_level_is_a_known_method(make_federation, backend, model):
     fed = make_federation(model, sizes=(3, 7, 5, 6), backend=backend, epochs=1)
     same = [play(method, fed) for method in (fedavg(fed), local(fed))]
     for mine, history in (
@@ -127,7 +127,7 @@ def by_hand(fed, clients, server, at, objective, rng, mean=False):
 @pytest.mark.parametrize(
     ("released", "model"), some(product((False, True), ("cnn", "resnet20")), [(False, "resnet20"), (True, "cnn")])
 )
-def test_rounds_are_those_written_out(make_federation, model, released):
+def test_femam__rounds_are_those_written_out(make_federation, model, released):
     """Three levels, two rounds each: who trains what from where, the pull, the nearest centre, the weighted means; with
     and without what the released code does. After the second level, client 2 loses its model.
     """
@@ -178,7 +178,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
         before = after
 
 
-def test_remembered_logits_are_those_computed_anew(make_federation):
+def test_femam__remembered_logits_are_those_computed_anew(make_federation):
     fed = make_federation("resnet20", participants=4, epochs=1)
     options = FeMAMOptions(("global", "2", "3", "personal"), level_rounds=(1, 1, 1))
     *_, (server, _) = play(femam(fed, options), fed, 4)
@@ -207,7 +207,7 @@ def test_remembered_logits_are_those_computed_anew(make_federation):
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
-def test_clients_keep_the_models_that_lower_their_validation_loss(make_federation, combine):
+def test_femam__clients_keep_the_models_that_lower_their_validation_loss(make_federation, combine):
     fed = make_federation("cnn", sizes=(9, 7, 12, 5, 8, 10), participants=6, optimizer=SGD(0.1, 0.0))
     kept = FeMAMOptions(("global", "2", "2", "personal"), (2, 2, 2), combine=combine, prune=False)
     options = dataclasses.replace(kept, prune=True)
@@ -232,7 +232,7 @@ def test_clients_keep_the_models_that_lower_their_validation_loss(make_federatio
 
 
 @pytest.mark.parametrize("last", ["2", "personal"])
-def test_the_last_level_is_judged_after_every_round(make_federation, last):
+def test_femam__the_last_level_is_judged_after_every_round(make_federation, last):
     """Who is better off without its model goes on training it."""
     fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
     options, seen = FeMAMOptions(("global", last), (1,)), []
@@ -258,14 +258,14 @@ def test_the_last_level_is_judged_after_every_round(make_federation, last):
         (FeMAMOptions(("global", "2"), window=2, variance=0.0), [1] * 5),
     ],
 )
-def test_a_level_ends_after_its_rounds_or_when_accuracy_stands_still(make_federation, options, levels):
+def test_femam__a_level_ends_after_its_rounds_or_when_accuracy_stands_still(make_federation, options, levels):
     """The last number of rounds holds for further levels."""
     fed = linear(make_federation, participants=4, optimizer=STILL)
     history = play(femam(fed, options), fed, len(levels))
     assert [trained.metrics["level"] for _, trained in history] == levels
 
 
-def test_the_window_holds_percent_and_their_population_variance(make_federation):
+def test_femam__the_window_holds_percent_and_their_population_variance(make_federation):
     """Accuracies in % that are 1 apart: 0.25, where a sample's variance would be 0.5."""
     fed = linear(make_federation, participants=4, optimizer=STILL)
     for variance, number in ((0.3, 1), (0.2, 0)):
@@ -276,7 +276,7 @@ def test_the_window_holds_percent_and_their_population_variance(make_federation)
         assert server["progress"]["level"] == number
 
 
-def test_accuracy_is_a_mean_over_clients_not_samples(make_federation):
+def test_femam__accuracy_is_a_mean_over_clients_not_samples(make_federation):
     fed = linear(make_federation, participants=4)
     ragged = [
         Split(train[n:], torch.cat([train[:n], valid]), test)
@@ -290,7 +290,7 @@ def test_accuracy_is_a_mean_over_clients_not_samples(make_federation):
     assert server["progress"]["accuracy"][-1].item() == pytest.approx(mean)
 
 
-def test_a_model_that_gains_exactly_the_minimum_is_taken_away(make_federation):
+def test_femam__a_model_that_gains_exactly_the_minimum_is_taken_away(make_federation):
     """Of zeros, to which training adds less than float32 has next to the other logits."""
     fed = linear(make_federation, participants=4, optimizer=STILL)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in fed.initial().items()}
@@ -304,7 +304,7 @@ def test_a_model_that_gains_exactly_the_minimum_is_taken_away(make_federation):
 
 @pytest.mark.parametrize("kinds", [("global", "personal"), ("global", "2", "personal")])
 @pytest.mark.parametrize("start", ["random", "global"])
-def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds, start):
+def test_femam__a_level_may_begin_from_the_first_ones_model(make_federation, kinds, start):
     fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
     options = FeMAMOptions(kinds, (1,), start=start, prune=False)
     (first, _), *_, (last, _) = played(femam(fed, options), [[0, 1]] * len(kinds))
@@ -319,7 +319,7 @@ def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds, sta
         (FeMAMOptions(("global", "personal"), (1,), min_gain=-100.0), [[0, 1], [1, 2], [2, 1]], [-1, 1, 2, -1]),
     ],
 )
-def test_who_took_no_part_has_no_personal_model(make_federation, options, cohorts, personal):
+def test_femam__who_took_no_part_has_no_personal_model(make_federation, options, cohorts, personal):
     """Nor anybody else's, even where any model would be kept; without pruning nor one of a cluster."""
     fed = linear(make_federation, participants=2)
     server, _ = played(femam(fed, options), cohorts)[-1]
@@ -329,7 +329,7 @@ def test_who_took_no_part_has_no_personal_model(make_federation, options, cohort
     assert last.tolist() == personal
 
 
-def test_a_client_without_any_model_predicts_with_the_global_one(make_federation):
+def test_femam__a_client_without_any_model_predicts_with_the_global_one(make_federation):
     """Alone, and where all clients are evaluated at once: 2 and 3 never took part."""
     fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
     method = femam(fed, FeMAMOptions(("2",)))
@@ -344,7 +344,7 @@ def test_a_client_without_any_model_predicts_with_the_global_one(make_federation
     assert expected.any()
 
 
-def test_the_end_of_a_level_sends_its_models(make_federation):
+def test_femam__the_end_of_a_level_sends_its_models(make_federation):
     """Counted client by client: its model, for who missed the level all that are used, and the cluster's new mean where
     somebody left it.
     """
@@ -371,7 +371,7 @@ def test_the_end_of_a_level_sends_its_models(make_federation):
     assert kinds == {(True, True), (True, False), (False, False)}, "the example has all kinds"
 
 
-def test_new_clients_are_not_offered_models_that_nobody_uses():
+def test_femam__new_clients_are_not_offered_models_that_nobody_uses():
     spec = zoo.Spec("lenet", num_classes=3, in_channels=1, image_size=32)
     nothing = {name: torch.zeros_like(tensor) for name, tensor in surgery.state(spec.build(torch.Generator())).items()}
     levels = []
@@ -386,7 +386,7 @@ def test_new_clients_are_not_offered_models_that_nobody_uses():
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
-def test_predictions_add_up_the_levels(make_federation, combine):
+def test_femam__predictions_add_up_the_levels(make_federation, combine):
     fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
     images, method = fed.data.test_x, femam(fed, FeMAMOptions(LEVELS, (2, 2), combine=combine))
     *_, (server, _) = play(method, fed, 6)
@@ -397,7 +397,7 @@ def test_predictions_add_up_the_levels(make_federation, combine):
     assert torch.equal(method.predict(server, images, None), fed.predict(server["global"], images))
 
 
-def test_clients_that_miss_rounds(make_federation, monkeypatch):
+def test_femam__clients_that_miss_rounds(make_federation, monkeypatch):
     """Client 0 takes part in the first round of the clusters, 1 from the second on, 2 not at all: it gets, at the end,
     the model that is best for its validation data.
     """
@@ -426,7 +426,7 @@ def test_clients_that_miss_rounds(make_federation, monkeypatch):
     assert_same(row(level(last, 3).models, 0), fed.initial(Rng(0).torch("level", 2)))
 
 
-def test_a_cluster_without_clients_keeps_its_model(make_federation):
+def test_femam__a_cluster_without_clients_keeps_its_model(make_federation):
     fed = make_federation("cnn", participants=2)
     ((server, _),) = played(fesem(fed, FeSEMOptions(4)), [[0, 1]])
     one, other, *nobody = server["structure"]["pathways"][0].tolist()
@@ -454,7 +454,7 @@ def updated(states, centres, mapping, how="nearest", compare="all", clients=None
     return made.update(centres, torch.tensor(mapping), clients, trained, Rng(0, 1))[1].tolist()
 
 
-def test_classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_sign():
+def test_femam__classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_sign():
     for centre in ([3.0, 4.0], [-2.0, -5.0]):
         sign = 1 if centre[0] > 0 else -1
         states = [[sign * 3.0, sign * 3.0], centre]
@@ -464,27 +464,27 @@ def test_classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_
     assert updated(states, [[-1.0, -1.0], states[1]], [0, 0], compare="classifier") == [0, 1]
 
 
-def test_running_statistics_are_not_compared():
+def test_femam__running_statistics_are_not_compared():
     parts = ("weight", "bias", "running_mean", "running_var")
     states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
     centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
     assert updated(states, centres, [0]) == [0]
 
 
-def test_clusters_are_numbered_by_clients_however_they_come():
+def test_femam__clusters_are_numbered_by_clients_however_they_come():
     kinds = [5.0, 0.0, 9.0, 0.1, 5.1, 9.1]
     for clients in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 1, 0, 5, 4, 3]):
         states = [[kinds[client], 0.0] for client in clients]
         assert updated(states, [[0.0, 0.0]] * 3, [-1] * 6, clients=clients) == [0, 1, 2, 1, 0, 2]
 
 
-def test_kmeans_afresh_is_not_the_nearest_centre():
+def test_femam__kmeans_afresh_is_not_the_nearest_centre():
     states, centres = [[1.0], [2.0], [20.0], [21.0]], [[0.0], [100.0]]
     assert updated(states, centres, [0, 0, 0, 0], "nearest") == [0, 0, 0, 0]
     assert updated(states, centres, [0, 0, 0, 0], "kmeans") == [0, 0, 1, 1]
 
 
-def test_kmeans_finds_clusters_and_keeps_their_numbers():
+def test_femam__kmeans_finds_clusters_and_keeps_their_numbers():
     """Of twenty models around four centres, with many weights."""
     draw = torch.Generator().manual_seed(0)
     middle = 3 * torch.randn(4, 40, generator=draw)
@@ -495,7 +495,7 @@ def test_kmeans_finds_clusters_and_keeps_their_numbers():
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_there_may_be_fewer_models_than_clusters():
+def test_femam__there_may_be_fewer_models_than_clusters():
     for how, mapping in (("nearest", [-1] * 4), ("kmeans", [2] * 4)):
         assert updated([[7.0]] * 4, [[7.0]] * 3, mapping, how) == [0, 0, 0, 0]
     two = [[0.0], [0.0], [9.0], [9.0]]
@@ -519,12 +519,12 @@ def test_there_may_be_fewer_models_than_clusters():
         (FeMAMOptions(LEVELS, compare="biases"), "--femam.compare"),
     ],
 )
-def test_options_that_cannot_be_are_refused(make_federation, options, said):
+def test_femam__options_that_cannot_be_are_refused(make_federation, options, said):
     with pytest.raises(FLError, match=said):
         femam(make_federation("cnn"), options)
 
 
-def test_federations_that_cannot_have_levels_are_refused(make_federation):
+def test_femam__federations_that_cannot_have_levels_are_refused(make_federation):
     fed = make_federation("cnn")
     unjudged = dataclasses.replace(fed, clients=[Split(train, test[:0], test) for train, _, test in fed.clients])
     shared = dataclasses.replace(fed, clients=[Split(torch.arange(5), v, t) for _, v, t in fed.clients])

@@ -66,7 +66,7 @@ def step_by_step(fed, client, start, rng, distil=False, frozen=()):
     ("backend", "distil"),
     [("vmap", True), pytest.param("loop", False, marks=slow), pytest.param("vmap", False, marks=slow)],
 )
-def test_a_step_is_that_of_a_narrow_model(backend, distil):
+def test_fjord__a_step_is_that_of_a_narrow_model(backend, distil):
     fed, rng, drawn = federation(backend=backend), Rng(0, 1), []
     algorithm = fjord(fed, FjORDOptions(WIDTHS, distil))
     server = algorithm.init()
@@ -84,7 +84,7 @@ def test_a_step_is_that_of_a_narrow_model(backend, distil):
     assert_close(after["global"], mean)
 
 
-def test_frozen_layers_read_no_dropped_channels_either():
+def test_fjord__frozen_layers_read_no_dropped_channels_either():
     fed, rng = federation(), Rng(0, 1)
     frozen = ["section1.0.conv2.weight", "section3.0.conv1.weight", "head.weight"]
     for kind in fed.fleet.architectures:
@@ -99,7 +99,7 @@ def test_frozen_layers_read_no_dropped_channels_either():
     assert_close(state, expected, rtol=1e-7)
 
 
-def test_of_one_width_it_is_heterofl():
+def test_fjord__of_one_width_it_is_heterofl():
     fed = mixed("static_batch")
     plain = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True))
     for (a, _), (b, _) in zip(play(fjord(fed, ONE), fed, 1), play(plain, fed, 1), strict=True):
@@ -107,20 +107,20 @@ def test_of_one_width_it_is_heterofl():
 
 
 @pytest.mark.parametrize("name", ["cnn", pytest.param("transformer", marks=slow)])
-def test_of_one_width_and_architecture_it_is_fedavg(name):
+def test_fjord__of_one_width_and_architecture_it_is_fedavg(name):
     fed = fleet_federation(SPECS[name], [(1.0, None)] * 4, participants=3)
     for (a, _), (b, _) in zip(play(fjord(fed, ONE), fed, 2), play(fedavg(fed), fed, 2), strict=True):
         assert_close(a["global"], b["global"])
 
 
 @pytest.mark.parametrize("name", ["group", pytest.param("transformer", marks=slow)])
-def test_norms_over_several_channels_are_refused(name):
+def test_fjord__norms_over_several_channels_are_refused(name):
     with pytest.raises(FLError, match="FjORD"):
         fjord(mixed(name))
 
 
 @slow
-def test_running_statistics_stay_those_of_real_activations():
+def test_fjord__running_statistics_stay_those_of_real_activations():
     """A channel that a step leaves out is still computed, or its variance would go to 0."""
     fed = mixed("batch").with_local(epochs=10)
     (server, _), *_ = play(fjord(fed, FjORDOptions((0.25, 1.0))), fed, 1)

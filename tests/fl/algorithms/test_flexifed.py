@@ -39,7 +39,7 @@ def sharing(strategy, name, client):
 
 @pytest.mark.parametrize("strategy", some(["basic", "clustered", "max"], ["clustered", "max"]))
 @pytest.mark.parametrize("name", some(DEPTHS, list(DEPTHS)[:1]))
-def test_three_rounds_of_three_architectures(name, strategy):
+def test_flexifed__three_rounds_of_three_architectures(name, strategy):
     """Cohorts in which some share and some are absent: their personal layers do not change, common ones do."""
     fed = deep(name)
     algorithm, initial = flexifed(fed, FlexiFedOptions(strategy)), fed.initial()
@@ -65,7 +65,7 @@ def test_three_rounds_of_three_architectures(name, strategy):
     assert spread == {1: True, 2: True, 3: strategy == "basic"}
 
 
-def test_equal_layers_with_another_past_are_not_shared():
+def test_flexifed__equal_layers_with_another_past_are_not_shared():
     """The second convolution is narrower in client 1, the classifier behind it as large as that of client 0."""
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), ((1.0, 0.5, 1.0), None)], sizes=(4, 4))
     algorithm = flexifed(fed)
@@ -77,7 +77,7 @@ def test_equal_layers_with_another_past_are_not_shared():
         torch.testing.assert_close(server["global"][name], expected)
 
 
-def test_what_cannot_be_shared_is_refused():
+def test_flexifed__what_cannot_be_shared_is_refused():
     fed = deep("transformer")
     with pytest.raises(FLError, match=r"--flexifed.strategy.*'all'"):
         flexifed(fed, FlexiFedOptions("all"))

@@ -35,7 +35,7 @@ def own(fed, client):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
-def test_a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(name, weighted):
+def test_heterofl__a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(name, weighted):
     fed = mixed("cnn") if name == "cnn" else fleet_federation(TEXT, [(1.0, 1), (0.5, 1), (0.75, 1), (1.0, 1)])
     algorithm, rng = heterofl(fed, HeteroFLOptions(weighted=weighted)), Rng(0, 1)
     old = algorithm.init()["global"]
@@ -56,7 +56,7 @@ def test_a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(
         assert len(rows) < len(stay)
 
 
-def test_scalers_divide_by_the_rate_over_the_servers():
+def test_heterofl__scalers_divide_by_the_rate_over_the_servers():
     """Whatever the width of the server's model: a client that is as wide as it is has rate 1."""
     spec = Spec("preresnet18", **IMAGES, width=(0.1, 0.1, 0.1, 0.05), depth=1, scaler=True)
     full = spec.build()
@@ -74,7 +74,7 @@ def test_scalers_divide_by_the_rate_over_the_servers():
     assert not any(isinstance(m, Scaler) for m in plain.fleet[0].model.modules())
 
 
-def test_the_mask_of_a_language_model_counts_for_every_client():
+def test_heterofl__the_mask_of_a_language_model_counts_for_every_client():
     """Its row follows the rows of the tokens."""
     model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 4))
     part = counted_rows(model, torch.tensor([True, False, False, True])).extract(surgery.state(model))
@@ -108,7 +108,7 @@ def rolled(full, sizes, by):
 
 
 @pytest.mark.parametrize("name", ["cnn", "static_batch"])
-def test_the_window_moves_on_by_one_channel_each_round(name):
+def test_heterofl__the_window_moves_on_by_one_channel_each_round(name):
     fed = mixed(name)
     algorithm = fedrolex(fed, PLAIN)
     full = algorithm.init()["global"]
@@ -120,7 +120,7 @@ def test_the_window_moves_on_by_one_channel_each_round(name):
         assert moved <= sum(tensor.numel() for tensor in state.values())
 
 
-def test_channels_that_cannot_be_followed_are_refused_before_the_first_round():
+def test_heterofl__channels_that_cannot_be_followed_are_refused_before_the_first_round():
     base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
     with pytest.raises(FLError, match=r"FedRolex.*ResNet"):
         fedrolex(fleet_federation(base, [(1.0, 1), (0.5, 1)], sizes=(3, 5)))

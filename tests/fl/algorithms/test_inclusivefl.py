@@ -127,7 +127,7 @@ CASES = [  # a network for each (own, beta), in turn
 
 
 @pytest.mark.parametrize(("name", "own", "beta"), some(dict.fromkeys([*QUICK, *MORE, *CASES]), QUICK))
-def test_rounds_of_three_depths(name, own, beta):
+def test_inclusivefl__rounds_of_three_depths(name, own, beta):
     """Rounds without the largest, without the smallest, and with one depth only."""
     fed = four_deep() if name == "four" else deep(name)
     cohorts = ([0, 1, 2], [2], [1], [1, 0], [1, 2]) if name == "four" else COHORTS
@@ -145,7 +145,7 @@ def test_rounds_of_three_depths(name, own, beta):
             torch.testing.assert_close(algorithm.predict(server, fed.data.test_x, client), expected)
 
 
-def test_without_anything_of_their_own_it_is_heterofl_by_samples():
+def test_inclusivefl__without_anything_of_their_own_it_is_heterofl_by_samples():
     """Bit for bit, and without a momentum to keep."""
     fed = deep("transformer")
     plain = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True))
@@ -156,7 +156,7 @@ def test_without_anything_of_their_own_it_is_heterofl_by_samples():
         assert all(torch.equal(a["global"][name], tensor) for name, tensor in b["global"].items())
 
 
-def test_frozen_blocks_are_not_moved():
+def test_inclusivefl__frozen_blocks_are_not_moved():
     """Neither by their own clients nor by the larger model's."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3), (1.0, 1), (1.0, 2)], sizes=(3, 7, 12))
     for model in (fed.model, *(kind.model for kind in fed.fleet.architectures)):
@@ -171,7 +171,7 @@ def test_frozen_blocks_are_not_moved():
         assert still == {name for name in sent if not name.startswith(("head.", "section1.1."))}
 
 
-def test_what_cannot_be_shared_is_refused():
+def test_inclusivefl__what_cannot_be_shared_is_refused():
     with pytest.raises(FLError, match=r"--architectures.widths"):
         inclusivefl(mixed("transformer"))
     base = SPECS["batch"]
@@ -200,7 +200,7 @@ class Headed(nn.Module):
         return sum(head(x) for head in self.heads)
 
 
-def test_modules_beside_each_other_are_no_blocks():
+def test_inclusivefl__modules_beside_each_other_are_no_blocks():
     spec = SimpleNamespace(  # as a user's model has it, whose blocks are not declared
         architecture=SimpleNamespace(depth=None), example=lambda number, device: torch.zeros(number, 64, device=device)
     )

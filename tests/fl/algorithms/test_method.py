@@ -33,7 +33,7 @@ from fl.settings.places import check_names
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_method_s_file_is_its_module_and_has_its_options():
+def test_method__a_method_s_file_is_its_module_and_has_its_options():
     for name, method in ALGORITHMS.items():
         module = importlib.import_module(method.make.__module__)
         assert module.__name__.endswith(f".algorithms.{name}")
@@ -64,7 +64,7 @@ FOR_ALGORITHMS = {  # what wraps a method, and what it must be able to do there
 
 
 @pytest.mark.parametrize("what", FOR_FEDERATIONS)
-def test_methods_refuse_a_federation_that_needs_what_they_lack(what, make_federation):
+def test_method__methods_refuse_a_federation_that_needs_what_they_lack(what, make_federation):
     settings, needs = FOR_FEDERATIONS[what]
     fed = make_federation(**settings)
     assert fed.needs().keys() == needs
@@ -78,7 +78,7 @@ def test_methods_refuse_a_federation_that_needs_what_they_lack(what, make_federa
 
 
 @pytest.mark.parametrize("what", FOR_ALGORITHMS)
-def test_methods_refuse_to_be_wrapped_by_what_needs_more_than_they_can(what, make_federation):
+def test_method__methods_refuse_to_be_wrapped_by_what_needs_more_than_they_can(what, make_federation):
     around, needs = FOR_ALGORITHMS[what]
     for name, method in ALGORITHMS.items():
         if method.clients == "heterogeneous" or name in NEED_ADAPTERS:
@@ -99,7 +99,7 @@ OWN = {"fedmd", "fedproto", "local"}
 CLUSTERING = ("fesem", "fesem_plus", "femam")
 
 
-def test_who_lacks_what():
+def test_method__who_lacks_what():
     expected = {what: set(names) for what, names in {
         "masked_logits": ("fedgen", "femam", "moon", "apfl", "fedmd", "fedproto"),
         "low_rank": set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS},
@@ -122,7 +122,7 @@ def test_who_lacks_what():
         assert {name for name, method in ALGORITHMS.items() if what in method.all_lacks} == names, what
 
 
-def test_settings_ask_for_the_same():
+def test_method__settings_ask_for_the_same():
     for settings, needs in (
         ({"masked_loss": True}, {"masked_logits"}),
         ({"class_weights": (1.0, 2.0)}, {"any_loss"}),
@@ -168,31 +168,31 @@ class Loose:
         (named("x"), {"lacks": {"masked_loss"}}, "mean_only.*changed_updates"),
     ],
 )
-def test_what_is_no_method_is_refused(make, given, said):
+def test_method__what_is_no_method_is_refused(make, given, said):
     with pytest.raises(FLError, match=said):
         Method(make, **given)
 
 
-def test_a_function_that_is_put_in_is_refused(monkeypatch):
+def test_method__a_function_that_is_put_in_is_refused(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
     with pytest.raises(FLError, match=r"ALGORITHMS.*'mine'"):
         Config.of(algorithm="mine").check()
 
 
 @pytest.mark.parametrize("name", ["model", "local", "rounds", "lr"])
-def test_a_method_cannot_hide_a_setting(name, monkeypatch):
+def test_method__a_method_cannot_hide_a_setting(name, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS["fedprox"])
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
         Config.of(algorithm=name)
 
 
-def test_an_extension_cannot_be_called_as_a_method(monkeypatch):
+def test_method__an_extension_cannot_be_called_as_a_method(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "attack", ALGORITHMS["fedprox"])
     with pytest.raises(FLError, match="'attack'"):
         check_names()
 
 
-def test_a_method_with_one_model_refuses_clients_of_different_architectures():
+def test_method__a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.needs().keys() == {"architectures"}
     for name in ALGORITHMS.keys() - OWN - set(methods_of("heterogeneous")):
@@ -203,7 +203,7 @@ def test_a_method_with_one_model_refuses_clients_of_different_architectures():
         algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
 
 
-def test_nothing_outside_knows_a_method_by_name():
+def test_method__nothing_outside_knows_a_method_by_name():
     known = set()
     for file in (ROOT / "fl").rglob("*.py"):
         where = file.relative_to(ROOT)

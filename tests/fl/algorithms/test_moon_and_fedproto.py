@@ -63,7 +63,7 @@ def assert_close(found, expected):
         torch.testing.assert_close(found[name], tensor.to(found[name].dtype), rtol=1e-9, atol=1e-10)
 
 
-def test_moon_is_the_papers_algorithm(federation_of):
+def test_moon__is_the_papers_algorithm(federation_of):
     """Client 3 takes part in rounds 1 and 2, client 0 first in the second: its last model is the received one."""
     fed = federation_of()
     algorithm = moon(fed, MOONOptions(mu=2.0, temperature=0.3))
@@ -95,7 +95,7 @@ STATIC = {"model": "resnet20", "norm": "static_batch", "epochs": 1}
 @pytest.mark.parametrize(
     ("settings", "backend"), some(product(({}, STATIC), ("loop", "vmap")), [({}, "vmap"), (STATIC, "loop")])
 )
-def test_moon_without_its_loss_is_fedavg(federation_of, make_federation, backend, settings):
+def test_moon__without_its_loss_is_fedavg(federation_of, make_federation, backend, settings):
     fed = (make_federation if settings else federation_of)(**settings, backend=backend)
     pairs = zip(play(moon(fed, MOONOptions(mu=0.0)), fed), play(fedavg(fed), fed), strict=True)
     for (one, seen), (other, expected) in pairs:
@@ -103,7 +103,7 @@ def test_moon_without_its_loss_is_fedavg(federation_of, make_federation, backend
         assert seen.metrics == expected.metrics
 
 
-def test_fedproto_is_the_papers_algorithm(federation_of):
+def test_fedproto__is_the_papers_algorithm(federation_of):
     """Three rounds, sample by sample and class by class. Only prototypes are sent."""
     fed = federation_of(sizes=(3, 7, 12, 5))
     algorithm, own = fedproto(fed, FedProtoOptions(lam=0.7)), [fed.initial() for _ in range(4)]
@@ -130,7 +130,7 @@ def test_fedproto_is_the_papers_algorithm(federation_of):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_fedproto_without_its_distance_is_local(federation_of, backend):
+def test_fedproto__without_its_distance_is_local(federation_of, backend):
     fed = federation_of(backend=backend)
     for (one, seen), (other, expected) in zip(play(fedproto(fed, FedProtoOptions(0.0)), fed), play(local(fed), fed)):
         assert_close(floats(one["clients"]), floats(other["clients"]))
@@ -138,7 +138,7 @@ def test_fedproto_without_its_distance_is_local(federation_of, backend):
         torch.testing.assert_close(seen.loss, expected.loss)
 
 
-def test_fedproto_takes_static_norms_from_the_clients_own_samples(make_federation):
+def test_fedproto__takes_static_norms_from_the_clients_own_samples(make_federation):
     """What a client sends depends on nobody else's data."""
     fed = make_federation("resnet20", norm="static_batch", epochs=1)
     algorithm = fedproto(fed)
@@ -169,7 +169,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("make", "name"), HEADS)
-def test_the_head_is_found_by_what_it_makes(make_federation, make, name):
+def test_moon_and_fedproto__the_head_is_found_by_what_it_makes(make_federation, make, name):
     model = make()
     fed = make_federation(model)
     if name != "top":
@@ -191,12 +191,12 @@ FLAT = [nn.Flatten(), nn.Linear(64, 3)]
         ([nn.Flatten(), nn.Linear(64, 4).requires_grad_(False), nn.Linear(4, 3)], "nothing before that is trained"),
     ],
 )
-def test_models_without_a_representation_are_refused(make_federation, method, layers, said):
+def test_moon_and_fedproto__models_without_a_representation_are_refused(make_federation, method, layers, said):
     with pytest.raises(FLError, match=f"{method.name} .*{said}"):
         method(make_federation(nn.Sequential(*copy.deepcopy(layers))))
 
 
-def test_messages_name_the_model_of_the_user(make_federation):
+def test_moon_and_fedproto__messages_name_the_model_of_the_user(make_federation):
     """Not what a method puts around it."""
     fed = make_federation(copy.deepcopy(NET).float(), batch_size=1)
     for method in (fedproto, moon):

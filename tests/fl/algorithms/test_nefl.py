@@ -81,28 +81,28 @@ def check_round(fed, options, patterns, everybody_apart=False, rounds=2):
 @pytest.mark.parametrize(
     ("keep", "patterns"), [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})]
 )
-def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holders(keep, patterns):
+def test_nefl__norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holders(keep, patterns):
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
 
 
 @pytest.mark.parametrize("name", some(["batch", "transformer"], ["transformer"]))
-def test_statistics_and_layer_norms_are_a_submodels_own(name):
+def test_nefl__statistics_and_layer_norms_are_a_submodels_own(name):
     check_round(mixed(name), NeFLOptions(step_sizes=False), {}, rounds=1)
 
 
-def test_where_nobody_has_the_global_model_its_norms_are_the_mean_of_the_others():
+def test_nefl__where_nobody_has_the_global_model_its_norms_are_the_mean_of_the_others():
     base = replace(STEPS, depth=(2, 1, 1, 1))
     fed = fleet_federation(base, [(1.0, 1), (0.5, (2, 1, 1, 1)), (1.0, 1), (0.75, 1)])
     check_round(fed, NeFLOptions(), {}, everybody_apart=True, rounds=1)
 
 
-def test_step_sizes_are_trained_and_differ_between_submodels():
+def test_nefl__step_sizes_are_trained_and_differ_between_submodels():
     server, _ = play(nefl(stepping()), stepping(), 1)[-1]
     steps = [server["global"]["section1.0.add.step"], *(server["own"][f"{k}:section1.0.add.step"] for k in (1, 2, 3))]
     assert len({step.item() for step in [*steps, torch.ones(1)]}) == 5
 
 
-def test_adapt_gives_residual_branches_step_sizes_where_the_zoo_knows_them():
+def test_nefl__adapt_gives_residual_branches_step_sizes_where_the_zoo_knows_them():
     adapted = NeFLOptions().adapt(SPECS["static_batch"])
     assert adapted == STEPS
     assert NeFLOptions(step_sizes=False).adapt(SPECS["static_batch"]) == SPECS["static_batch"]
@@ -110,7 +110,7 @@ def test_adapt_gives_residual_branches_step_sizes_where_the_zoo_knows_them():
     assert any(isinstance(m, Residual) and m.step is not None for m in adapted.build().modules())
 
 
-def test_clients_predict_with_their_own_norms():
+def test_nefl__clients_predict_with_their_own_norms():
     fed = stepping()
     algorithm = nefl(fed)
     server, _ = play(algorithm, fed, 1)[-1]
@@ -121,7 +121,7 @@ def test_clients_predict_with_their_own_norms():
         torch.testing.assert_close(algorithm.predict(server, fed.data.test_x, client), expected)
 
 
-def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read():
+def test_nefl__blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read():
     base = Spec("preresnet18", **IMAGES, width=0.05, depth=(1, 3, 1, 1), norm="static_batch")
     fed = fleet_federation(base, [(1.0, (1, 3, 1, 1)), (1.0, (1, 2, 1, 1))], sizes=(2, 2))
     with pytest.raises(FLError, match=r"--nefl.keep.*011.*'section2'"):

@@ -134,7 +134,7 @@ def results(name, options, kind):
 
 
 @pytest.mark.parametrize(("name", "option"), some([case for case in CASES if case not in UNSEEN], DEFAULT))
-def test_another_value_makes_a_difference(name, option):
+def test_options__another_value_makes_a_difference(name, option):
     one = dataclasses.replace(OPTIONS[name], **BASE.get(name, {}) | BESIDE.get((name, option), {}))
     two = dataclasses.replace(one, **{option: other(name, option)})
     assert getattr(one, option) != getattr(two, option)
@@ -142,6 +142,6 @@ def test_another_value_makes_a_difference(name, option):
     assert a.keys() != b.keys() or any(a[key].shape != b[key].shape or not torch.equal(a[key], b[key]) for key in a)
 
 
-def test_the_tables_are_of_options_that_there_are():
+def test_options__the_tables_are_of_options_that_there_are():
     assert set(CASES) >= OTHER.keys() | BESIDE.keys() | UNSEEN.keys()
     assert OPTIONS.keys() >= BASE.keys()

@@ -41,7 +41,7 @@ def predictions(algorithm, server, fed):
 
 
 @pytest.mark.parametrize("algorithm", ABLE)
-def test_two_copies_of_a_model_are_one_model(algorithm):
+def test_own_architectures__two_copies_of_a_model_are_one_model(algorithm):
     """The same rounds whether the clients' models are one architecture, or two of the same kind and weights."""
     net = cnn()
     made = [fl.build(config(algorithm), model=model) for model in (net, [net, copy.deepcopy(net)])]
@@ -55,7 +55,7 @@ def test_two_copies_of_a_model_are_one_model(algorithm):
         torch.testing.assert_close(before, after, atol=1e-4, rtol=1e-4)
 
 
-def test_in_local_each_learns_what_it_would_beside_clients_like_itself():
+def test_own_architectures__in_local_each_learns_what_it_would_beside_clients_like_itself():
     nets = [cnn(), mlp()]
     fed, method = fl.build(config("local"), model=nets)
     assert fed.fleet.owned == (0, 1, 0, 1, 0)
@@ -69,7 +69,7 @@ def test_in_local_each_learns_what_it_would_beside_clients_like_itself():
                 torch.testing.assert_close(mixed[client], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_fedproto_draws_architectures_to_common_prototypes():
+def test_fedproto__draws_architectures_to_common_prototypes():
     def apart(lam):
         fed, method = fl.build(config("fedproto", fedproto={"lam": lam}, participants=5), model=nets)
         _, update = play(method, fed, rounds=4)[-1]
@@ -81,7 +81,7 @@ def test_fedproto_draws_architectures_to_common_prototypes():
     assert apart(10.0) < 0.5 * apart(0.0)
 
 
-def test_a_function_of_the_clients_number_makes_the_models():
+def test_own_architectures__a_function_of_the_clients_number_makes_the_models():
     fed, method = fl.build(config("local"), model=lambda client: mlp(4 + client // 2))
     assert fed.fleet.owned == (0, 0, 1, 1, 2)
     _, update = play(method, fed, rounds=1)[-1]
@@ -91,7 +91,7 @@ def test_a_function_of_the_clients_number_makes_the_models():
     assert alike.fleet is None
 
 
-def test_models_are_found_by_their_import_path(monkeypatch, tmp_path):
+def test_own_architectures__models_are_found_by_their_import_path(monkeypatch, tmp_path):
     (tmp_path / "several_models.py").write_text(
         "from torch import nn\n\n\ndef net(client):\n    hidden = 4 + client % 2\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))\n\n\n"
@@ -106,7 +106,7 @@ def test_models_are_found_by_their_import_path(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", some(ABLE, ["fedproto"]))
-def test_a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
+def test_own_architectures__a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
     nets = [cnn(), mlp()]
     settings = config(algorithm)
     fl.simulate(settings, tmp_path / "whole", model=nets)
@@ -130,7 +130,7 @@ def test_a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
             fl.simulate(settings.replace(rounds=3), tmp_path / "parts", model=wrong, resume=True)
 
 
-def test_ranks_of_adapters_may_differ():
+def test_own_architectures__ranks_of_adapters_may_differ():
     adapters = fl.AdapterOptions("lora", ranks=(1, 3))
     fed, method = fl.build(config("local", adapters=adapters, model="cnn", width=0.1))
     _, update = play(method, fed, rounds=1)[-1]
@@ -139,12 +139,12 @@ def test_ranks_of_adapters_may_differ():
 
 
 @pytest.mark.parametrize("algorithm", some([n for n in ALGORITHMS if n not in ABLE], ("fedavg", "ditto", "fedfa")))
-def test_methods_that_send_weights_refuse(algorithm):
+def test_own_architectures__methods_that_send_weights_refuse(algorithm):
     with pytest.raises(fl.FLError, match=f"{algorithm} .*"):
         fl.build(config(algorithm), model=[cnn(), mlp()])
 
 
-def test_what_is_refused():
+def test_own_architectures__what_is_refused():
     for model, settings, said in (
         ([], {}, "empty"),
         ([mlp()] * 6, {}, "6 models for 5 clients"),
@@ -157,7 +157,7 @@ def test_what_is_refused():
             fl.build(config(**{"algorithm": "local", **settings}), model=model)
 
 
-def test_architectures_of_a_federation_made_by_hand():
+def test_own_architectures__architectures_of_a_federation_made_by_hand():
     """Whether they have plans within the global model does not matter to these methods."""
     base, _ = fl.build(config("fedavg"))
     nets = [cnn(), mlp()]
@@ -183,7 +183,7 @@ def learn(fed, model, rows_of_steps, loss):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_fedmd_is_the_papers_algorithm(make_federation, backend):
+def test_fedmd__is_the_papers_algorithm(make_federation, backend):
     """Three rounds of digest, revisit and communicate, step by step."""
     settings = {"dtype": torch.float64, "participants": 2, "optimizer": SGD(0.05, 0.9), "sizes": (30, 40, 25, 35)}
     fed = make_federation(copy.deepcopy(NET), backend=backend, **settings)
@@ -223,7 +223,7 @@ def test_fedmd_is_the_papers_algorithm(make_federation, backend):
         assert update.metrics["bytes_up"] == update.metrics["bytes_down"] == (15 * 3 + 1) * 8
 
 
-def test_nobody_trains_on_public_samples_and_their_labels_do_not_matter():
+def test_own_architectures__nobody_trains_on_public_samples_and_their_labels_do_not_matter():
     fed, method = fl.build(config("fedmd"), model=mlp)
     public, rest = share_out(fed, 0.1)
     assert len(public) == round(0.1 * len(fed.clients.train.samples))
@@ -238,7 +238,7 @@ def test_nobody_trains_on_public_samples_and_their_labels_do_not_matter():
         assert torch.equal(tensor, changed["global"][name])
 
 
-def test_a_consensus_that_is_older_goes_with_its_own_samples():
+def test_own_architectures__a_consensus_that_is_older_goes_with_its_own_samples():
     """If nobody's logits arrive, those of the round before stay, for the samples that they were given to."""
     _, method = fl.build(config("fedmd", fedmd={"public": 0.5, "samples": 10}), model=mlp)
     server = method.init()
@@ -249,6 +249,6 @@ def test_a_consensus_that_is_older_goes_with_its_own_samples():
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.999])
-def test_a_share_that_leaves_nothing_is_refused(share):
+def test_own_architectures__a_share_that_leaves_nothing_is_refused(share):
     with pytest.raises(fl.FLError, match="--fedmd"):
         fl.build(config("fedmd", fedmd={"public": share}))

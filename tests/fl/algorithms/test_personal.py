@@ -85,7 +85,7 @@ def mean_of(fed, states, clients):
     return average(list(map(floats, states)), [len(fed.clients.train[c]) for c in clients])
 
 
-def test_local_is_each_client_alone(federation_of):
+def test_personal__local_is_each_client_alone(federation_of):
     fed = federation_of()
     own = [fed.initial() for _ in range(4)]
     for number, (server, trained) in enumerate(play(local(fed), fed), 1):
@@ -100,7 +100,7 @@ def test_local_is_each_client_alone(federation_of):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_ditto_without_its_term_is_fedavg_beside_local(federation_of, backend):
+def test_personal__ditto_without_its_term_is_fedavg_beside_local(federation_of, backend):
     fed = federation_of(backend=backend)
     three = (play(algorithm, fed) for algorithm in (ditto(fed, DittoOptions(lam=0.0)), fedavg(fed), local(fed)))
     for (both, seen), (shared, expected), (alone, _) in zip(*three, strict=True):
@@ -110,7 +110,7 @@ def test_ditto_without_its_term_is_fedavg_beside_local(federation_of, backend):
         assert torch.equal(seen.loss, expected.loss)
 
 
-def test_ditto_equals_its_definition(federation_of):
+def test_personal__ditto_equals_its_definition(federation_of):
     fed = federation_of()
     shared, own = fed.initial(), [fed.initial() for _ in range(4)]
     for number, (server, _) in enumerate(play(ditto(fed, DittoOptions(lam=0.7)), fed), 1):
@@ -124,7 +124,7 @@ def test_ditto_equals_its_definition(federation_of):
         assert_close(server["clients"], surgery.stack(own))
 
 
-def test_fedrep_equals_its_definition(federation_of):
+def test_personal__fedrep_equals_its_definition(federation_of):
     """A head and then the body at a time; the body's batch norms are those that its own epochs leave."""
     fed = federation_of()
     head = [name for name in fed.initial() if name.startswith("4.")]
@@ -153,7 +153,7 @@ def test_fedrep_equals_its_definition(federation_of):
     torch.testing.assert_close(fedrep(fed).predict(server, x, 2), expected)
 
 
-def test_fedrep_needs_two_parts_to_train(federation_of):
+def test_personal__fedrep_needs_two_parts_to_train(federation_of):
     alone = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).double()
     frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3)).double()
     for p in frozen[2].parameters():
@@ -164,7 +164,7 @@ def test_fedrep_needs_two_parts_to_train(federation_of):
 
 
 @pytest.mark.parametrize("optimizer", [OPTIMIZER, SGD(0.05, 0.0), Adam(0.01)])
-def test_pfedme_equals_its_definition(federation_of, optimizer):
+def test_personal__pfedme_equals_its_definition(federation_of, optimizer):
     """The released code's loop: K steps on a batch, then one of w, and so on with the next batch."""
     fed = federation_of(optimizer=optimizer, epochs=1)
     options = PFedMeOptions(lam=1.5, mu=0.1, inner_steps=3, outer_lr=0.3, mixing=1.2)
@@ -185,7 +185,7 @@ def test_pfedme_equals_its_definition(federation_of, optimizer):
         assert_close(server["clients"], surgery.stack(own))
 
 
-def test_pfedmes_trained_states_are_the_copies_that_the_server_received(federation_of):
+def test_personal__pfedmes_trained_states_are_the_copies_that_the_server_received(federation_of):
     """Under an attack, too: what was tampered with is averaged, and both have the names of the model."""
     fed, sent = federation_of(participants=4), []
     attack = Attack(frozenset([1]), dataclasses.replace(fed.data, y=fed.data.y.flip(0)), amplify=5.0)
@@ -199,7 +199,7 @@ def test_pfedmes_trained_states_are_the_copies_that_the_server_received(federati
     assert changed == [fed.sample(Rng(0, 1)).index(1)]
 
 
-def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
+def test_personal__an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
     """As a captured step has it; a parameter without gradient moves with nothing."""
     lr, steps = torch.tensor(0.0, dtype=torch.float64), 5
     pair = [torch.zeros(2, 3), torch.ones(2, 1), torch.zeros(2, 3), torch.ones(2, 1)]
@@ -220,7 +220,7 @@ def tuned(fed, start, client, server):
     return by_hand(fed, start, index, last_round(server).round)[0]
 
 
-def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federation_of, monkeypatch):
+def test_personal__fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federation_of, monkeypatch):
     fed, calls = federation_of(), []
     honest = training.train
     monkeypatch.setattr(training, "train", lambda *a: calls.append(len(a[0][0][0].batches.steps)) or honest(*a))
@@ -238,7 +238,7 @@ def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federat
         assert calls == [1, 1]  # those who were asked about
 
 
-def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(federation_of):
+def test_personal__fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(federation_of):
     """Client 2 misses both rounds and begins from the mean of the clusters."""
     fed = federation_of(participants=3)
     plus, plain = fesem_plus(fed, FeSEMPlusOptions(2, epochs=3)), fesem(fed, FeSEMPlusOptions(2))
@@ -255,7 +255,9 @@ def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(fede
 
 
 @pytest.mark.parametrize("rows", [[1], [0, 1, 2]])
-def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(federation_of, monkeypatch, caplog, rows):
+def test_personal__clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(
+    federation_of, monkeypatch, caplog, rows
+):
     fed, clients = federation_of(participants=3), [0, 2, 1]
     algorithm = ditto(fed)
     before, _ = play(algorithm, fed, 2)[-1]
@@ -272,7 +274,9 @@ def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(fed
         assert_same(row(server["clients"], c), row((before if c in lost else well)["clients"], c))
 
 
-def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(federation_of, monkeypatch, caplog):
+def test_personal__fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(
+    federation_of, monkeypatch, caplog
+):
     fed = federation_of()
     algorithm, x = fedavg_plus(fed), fed.data.test_x
     server, _ = play(algorithm, fed, 1)[0]
@@ -282,7 +286,7 @@ def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(fe
     assert "the personal models all diverged" in caplog.text
 
 
-def test_what_is_tuned_is_a_function_of_the_server(federation_of):
+def test_personal__what_is_tuned_is_a_function_of_the_server(federation_of):
     """As it comes back from a checkpoint, in another process; and it is another one after every round."""
     fed = federation_of()
     algorithm, x = fedavg_plus(fed), fed.data.test_x
@@ -299,7 +303,7 @@ def test_what_is_tuned_is_a_function_of_the_server(federation_of):
     assert last_round(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2)
 
 
-def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federation_of, monkeypatch):
+def test_personal__a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federation_of, monkeypatch):
     fed = federation_of()
     algorithm = fedrep(fed)
     before = algorithm.init()
@@ -312,7 +316,7 @@ def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federatio
         assert_same(server[part], before[part])
 
 
-def test_the_copy_of_pfedme_has_no_gradient():
+def test_personal__the_copy_of_pfedme_has_no_gradient():
     """Which would take the memory of one more model for each client."""
     theta, w = (torch.tensor([[value]], requires_grad=True) for value in (1.0, 2.0))
     objective = enveloped(cross_entropy, 0.5, 0.0)
@@ -323,7 +327,7 @@ def test_the_copy_of_pfedme_has_no_gradient():
     assert gradients[1] is None
 
 
-def test_a_tied_classifier_is_the_table_of_tokens():
+def test_personal__a_tied_classifier_is_the_table_of_tokens():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()

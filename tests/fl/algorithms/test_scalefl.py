@@ -45,7 +45,7 @@ WEIGHTED, EQUAL = ScaleFLOptions(distil=0.7), ScaleFLOptions(distil=2.0, tempera
 
 
 @pytest.mark.parametrize(("number", "options"), [(1, WEIGHTED), (3, EQUAL), BEFORE_IT_DISTILS])
-def test_a_round_as_the_authors_write_it(number, options):
+def test_scalefl__a_round_as_the_authors_write_it(number, options):
     """Of clients of unequal width, who end after different sections and make one step each."""
     fed, _ = fl.build(CONFIG.replace(scalefl=options))
     algorithm, clients, rng = scalefl(fed, options), [0, 3, 5], fl.Rng(0, number)
@@ -73,7 +73,7 @@ def test_a_round_as_the_authors_write_it(number, options):
 
 
 @pytest.mark.parametrize("scaler", some((True, False), [True]))
-def test_without_distillation_and_weights_it_is_heterofl(scaler):
+def test_scalefl__without_distillation_and_weights_it_is_heterofl(scaler):
     options = ScaleFLOptions(distil=0.0, exits="equal", scaler=scaler)
     fed, algorithm = fl.build(CONFIG.replace(scalefl=options))
     assert scaler == any(module.rate < 1 for module in fed.fleet[0].model.modules() if isinstance(module, Scaler))
@@ -82,7 +82,7 @@ def test_without_distillation_and_weights_it_is_heterofl(scaler):
         assert_same(one["global"], other["global"])
 
 
-def test_what_it_is_not_for_is_refused():
+def test_scalefl__what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="--exits"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     x, y = torch.randn(60, 1, 8, 8), torch.randn(60, 2)

@@ -25,7 +25,7 @@ def means(algorithm, fed, rounds=3):
     return result
 
 
-def test_without_momentum_it_is_fedavg(make_federation):
+def test_server_optimizers__without_momentum_it_is_fedavg(make_federation):
     fed = make_federation("resnet20", dtype=torch.float64, epochs=1)
     pairs = zip(play(fedavg(fed), fed), play(fedavgm(fed, FedAvgMOptions(beta=0.0)), fed), strict=True)
     for (plain, _), (other, _) in pairs:
@@ -33,7 +33,7 @@ def test_without_momentum_it_is_fedavg(make_federation):
             torch.testing.assert_close(other["global"][name], tensor, atol=1e-12, rtol=0)
 
 
-def test_fedavgm_is_torchs_sgd_with_momentum_on_the_mean_update(make_federation):
+def test_fedavgm__is_torchs_sgd_with_momentum_on_the_mean_update(make_federation):
     fed = make_federation("resnet20", dtype=torch.float64, epochs=1)
     weights = [torch.nn.Parameter(fed.initial()[name].clone()) for name in fed.trainable]
     optimizer = torch.optim.SGD(weights, lr=0.7, momentum=0.6)
@@ -53,7 +53,7 @@ SQUARES = {
 
 
 @pytest.mark.parametrize("name", SQUARES)
-def test_adaptive_servers_are_the_papers_lines_number_by_number(make_federation, name):
+def test_server_optimizers__adaptive_servers_are_the_papers_lines_number_by_number(make_federation, name):
     """Algorithm 2, lines 10 to 14, with Python's numbers: the squares are of the mean update, not of the momentum."""
     fed = make_federation("cnn", dtype=torch.float64, epochs=1)
     options = {"lr": 0.05, "beta1": 0.5, "tau": 0.001}  # so small that squares also grow

@@ -18,7 +18,7 @@ from fl.federation import federation as federation_module
 
 
 @pytest.mark.parametrize("name", some(methods_of("heterogeneous"), ["heterofl", "fedrolex", "flexifed", "depthfl"]))
-def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
+def test_submodels__methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
     fed = fleet_for(name)
     plan = ALGORITHMS[name](fed).plan
@@ -30,7 +30,7 @@ def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_
 
 
 @pytest.mark.parametrize("name", some(("fedfa", "heterofl", "fedrolex"), ["fedfa", "fedrolex"]))
-def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
+def test_submodels__a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
     fed = fleet_for(name)
     algorithm = ALGORITHMS[name](fed)
     (first, _), (second, _) = play(algorithm, fed, 2)
@@ -44,7 +44,7 @@ def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name)
     assert torch.equal(algorithm.predict(second, x, None), algorithm.predict(second, x, 0))
 
 
-def test_statistics_of_static_norms_take_one_pass_for_each_plan(monkeypatch):
+def test_submodels__statistics_of_static_norms_take_one_pass_for_each_plan(monkeypatch):
     fed, passes = mixed("static_batch"), []
     algorithm = ALGORITHMS["fedfa"](fed)
     server = algorithm.init()
@@ -56,7 +56,7 @@ def test_statistics_of_static_norms_take_one_pass_for_each_plan(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_masked_loss_sets_logits_of_absent_classes_to_zero_and_leaves_their_rows_alone(backend):
+def test_submodels__masked_loss_sets_logits_of_absent_classes_to_zero_and_leaves_their_rows_alone(backend):
     fed = mixed("cnn").with_local(masked=True, optimizer=SGD(0.05, 0.9), backend=backend)
     cohort, rng = [2, 1, 3], Rng(0, 1)
     full = fed.initial()

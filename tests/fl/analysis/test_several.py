@@ -25,7 +25,7 @@ def found(tmp_path_factory):
     return fl.simulate_all(EXPERIMENT, tmp_path_factory.mktemp("several") / "all")
 
 
-def test_runs_on_other_data_or_with_another_model_are_no_seeds_of_one_result(tmp_path):
+def test_several__runs_on_other_data_or_with_another_model_are_no_seeds_of_one_result(tmp_path):
     x, y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
     sets = {name: fl.Dataset.from_arrays(x + shift, y, x, y) for name, shift in (("a", 0), ("b", 1))}
     small = EXPERIMENT.replace(algorithms="fedavg", clients=2, rounds=1, width=1.0, batch_size=10, samples=0)
@@ -53,7 +53,7 @@ def test_runs_on_other_data_or_with_another_model_are_no_seeds_of_one_result(tmp
 
 
 @pytest.mark.slow
-def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, capsys):
+def test_several__all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, capsys):
     (tmp_path / "settings.yaml").write_text(EXPERIMENT.to_yaml())
     assert cli.main(["--config", str(tmp_path / "settings.yaml"), "--out", str(tmp_path), "--name", "command"]) == 0
     folder = found.runs[0].folder.parent
@@ -69,7 +69,7 @@ def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
+def test_several__are_refused_by_simulate_and_resumed_together(found, tmp_path):
     with pytest.raises(FLError, match=r"fl\.simulate_all"):
         fl.simulate(EXPERIMENT, tmp_path / "run")
     folder = found.runs[0].folder.parent
@@ -80,7 +80,7 @@ def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
 
 
 @pytest.mark.slow
-def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
+def test_several__data_and_a_model_of_ones_own_and_failures(tmp_path):
     x, y = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3
     data = fl.Dataset.from_arrays(x, y, x, y)
     config = EXPERIMENT.replace(algorithms="fedavg", rounds=1, width=1.0, batch_size=10)
@@ -102,7 +102,7 @@ def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
 
 
 @pytest.mark.slow
-def test_tables_of_pandas(found):
+def test_several__tables_of_pandas(found):
     pytest.importorskip("pandas", reason="pandas, an extra, is not installed")
     frame, means, rounds = found.frame(), found.means(), found.rounds()
     assert [*zip(frame["method"], frame["seed"])] == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
@@ -116,7 +116,7 @@ def test_tables_of_pandas(found):
     assert [*rounds["round"]] == [1, 2] * 4
 
 
-def test_a_missing_pandas_is_told_with_the_way_out(found, monkeypatch):
+def test_several__a_missing_pandas_is_told_with_the_way_out(found, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     for ask in (found.frame, found.means, found.rounds):
         with pytest.raises(FLError, match=r"pip install 'layer-surgery\[pandas\]', or print the results"):

@@ -19,7 +19,7 @@ def make(**changes) -> Structure:
     return dataclasses.replace(Structure("femam", levels, TRUTH, FOUND, 5, 3, "a title"), **changes)
 
 
-def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model():
+def test_structure__rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model():
     rng = np.random.default_rng(0)
     for _ in range(20):
         found, truth = rng.integers(-1, 4, 30), rng.integers(0, 5, 30)
@@ -30,7 +30,7 @@ def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model()
     assert rand_index([1, 1, 0, 0, 2, -1], [0, 0, 1, 1, 2, 2]) == 1  # another numbering, and one pruned
 
 
-def test_names_of_clients_are_drawn_and_read(tmp_path):
+def test_structure__names_of_clients_are_drawn_and_read(tmp_path):
     names = ["oslo", "lima", "bern", "riga", "rome", "cairo"]
     make(names=names).save(tmp_path)
     read = Structure.read(tmp_path)
@@ -44,7 +44,7 @@ def test_names_of_clients_are_drawn_and_read(tmp_path):
     assert Structure.read(tmp_path).names == []
 
 
-def test_rand_index_is_none_where_the_truth_says_nothing():
+def test_structure__rand_index_is_none_where_the_truth_says_nothing():
     for found, truth in (
         ([0, 0, 1, 1], [0, 0, 0, 0]),
         ([0, 0, 1, 1], [0, 1, 2, 3]),
@@ -54,7 +54,7 @@ def test_rand_index_is_none_where_the_truth_says_nothing():
         assert rand_index(found, truth) is None
 
 
-def test_a_level_that_collapsed_is_seen():
+def test_structure__a_level_that_collapsed_is_seen():
     """One model for all, or one for each, where there are clusters to find: 0, as scikit-learn has it."""
     for found in ([0, 0, 0, 0, -1], [0, 1, 2, 3, -1]):
         assert rand_index(found, [0, 0, 1, 1, 1]) == adjusted_rand_score([0, 0, 1, 1], found[:4]) == 0
@@ -67,7 +67,7 @@ def test_a_level_that_collapsed_is_seen():
     assert all(row.best is None for row in nobody)  # a single client with a cluster model is no clustering
 
 
-def test_agreement_of_levels_and_of_whole_pathways():
+def test_structure__agreement_of_levels_and_of_whole_pathways():
     one, two, three, four, five, pathway = agreement(make())
     assert [row.level for row in (one, two, five, pathway)] == ["global", "5", "personal", "pathway"]
     assert [row.models for row in (one, two, three, four, five)] == [1, 2, 2, 0, 3]
@@ -100,7 +100,7 @@ def test_agreement_of_levels_and_of_whole_pathways():
     [{"found": FOUND[:4]}, {"found": [[0] * 5, *FOUND[1:]]}, {"truth": [[0] * 7]}, {"truth": []}, {"truth": [1, 2]},
      {"trained": 6}, {"more": 1}],
 )  # fmt: skip
-def test_damaged_files_are_refused(tmp_path, changes):
+def test_structure__damaged_files_are_refused(tmp_path, changes):
     make(trained=4).save(tmp_path)
     assert Structure.read(tmp_path) == make(trained=4)
     path = tmp_path / FILE
@@ -128,7 +128,7 @@ def panels(figure):
     return result
 
 
-def test_the_map_has_the_right_cells_and_boundaries():
+def test_structure__the_map_has_the_right_cells_and_boundaries():
     figure = structure_maps([make()])
     (truth, truth_lines), (found, lines) = panels(figure)
     assert truth.T.tolist() == TRUTH
@@ -147,7 +147,7 @@ def test_the_map_has_the_right_cells_and_boundaries():
     assert [text.get_text() for text in left.get_xticklabels()] == ["level 1\n2 clusters", "level 2\n3 clusters"]
 
 
-def test_colours_differ_within_a_level_and_white_is_for_none():
+def test_structure__colours_differ_within_a_level_and_white_is_for_none():
     clients = 25
     one = make(levels=["25"], truth=[[0] * clients], found=[[*range(clients)]], trained=1)
     truth, found = structure_maps([one]).axes
@@ -164,7 +164,7 @@ def test_colours_differ_within_a_level_and_white_is_for_none():
     assert [patch.get_x() for patch in found.patches if patch.get_hatch()] == [1.5, 2.5, 3.5]
 
 
-def test_several_runs_are_rows_and_not_too_many():
+def test_structure__several_runs_are_rows_and_not_too_many():
     fesem = Structure("fesem", ["2"], [[0, 0, 1, 1]], [[1, 1, 0, 1]], 1, 7, "other")
     figure = structure_maps([make(), make(seed=4, title="b"), fesem])
     titles = [axis.get_title() for axis in figure.axes]
@@ -192,7 +192,7 @@ def runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_the_command_draws_and_prints(runs, tmp_path, capsys, monkeypatch):
+def test_structure__the_command_draws_and_prints(runs, tmp_path, capsys, monkeypatch):
     out = tmp_path / "map.png"
     twice = [str(runs), str(runs / "fedavg-seed0" / ".." / "femam-seed1"), "--out", str(out)]
     assert structure.main(twice) == 0
@@ -214,7 +214,7 @@ def test_the_command_draws_and_prints(runs, tmp_path, capsys, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
+def test_structure__the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
     (tmp_path / "taken.png").touch()
     for folders, out, message in (
         ([runs], "taken.png", "exists already: choose another --out"),

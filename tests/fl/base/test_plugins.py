@@ -162,7 +162,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "said"), WRONG)
-def test_each_way_to_fail_is_one_line(name, said, module):
+def test_plugins__each_way_to_fail_is_one_line(name, said, module):
     for call in (
         lambda: load_data(name),
         lambda: fl.build(fl.Config.of(dataset="my_own_module:load", model=name, clients=2, participants=1)),
@@ -172,7 +172,7 @@ def test_each_way_to_fail_is_one_line(name, said, module):
         assert "\n" not in str(error.value)
 
 
-def test_a_run_by_import_path(module, tmp_path):
+def test_simulate__a_run_by_import_path(module, tmp_path):
     config = fl.Config.of(dataset=f"{module}:load", model=f"{module}:Nets.Small", clients=2, participants=1, rounds=1)
     fl.simulate(config, "run")
     saved = fl.Config.read(tmp_path / "run")
@@ -189,7 +189,7 @@ def test_a_run_by_import_path(module, tmp_path):
 TINY = {"clients": 4, "participants": 2, "local_epochs": 1, "width": 0.1, "samples": 200}
 
 
-def test_a_method_and_a_partition_by_import_path(module, tmp_path, caplog):
+def test_simulate__a_method_and_a_partition_by_import_path(module, tmp_path, caplog):
     before = [(table, dict(table)) for table in (ALGORITHMS, SOURCES, KINDS)]
     flags = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--algorithm", "my_strange_module:METHOD", "--careful.factor", "0.25", "--rounds", "1"]
@@ -222,7 +222,7 @@ def test_a_method_and_a_partition_by_import_path(module, tmp_path, caplog):
         fl.simulate(gone, "run", resume=True)
 
 
-def test_several_methods_keep_the_paths_of_their_own(module):
+def test_plugins__several_methods_keep_the_paths_of_their_own(module):
     asked = ("fedavg", "my_strange_module:METHOD")
     several = fl.Experiment.of(algorithms=asked, **TINY)
     several = several.replace(careful=type(OPTIONS["careful"])(0.25))
@@ -253,7 +253,7 @@ def test_several_methods_keep_the_paths_of_their_own(module):
         ({"partition": "my_strange_module:beyond", "clients": 2}, "beyond makes sample 200 of 200 samples"),
     ],
 )
-def test_what_is_no_method_or_partition_is_one_line(settings, said, module):
+def test_plugins__what_is_no_method_or_partition_is_one_line(settings, said, module):
     tables = [(table, dict(table)) for table in (ALGORITHMS, SOURCES)]
     with pytest.raises(FLError, match=said) as error:
         fl.build(fl.Config.of(**{**TINY, **settings}))
@@ -261,7 +261,7 @@ def test_what_is_no_method_or_partition_is_one_line(settings, said, module):
     assert all(table == before for table, before in tables)
 
 
-def test_a_function_is_a_partition_also_from_python(module):
+def test_deal__a_function_is_a_partition_also_from_python(module):
     evenly = find("partitions", "my_strange_module:evenly")
     config = fl.Config.of(partition=evenly, **TINY)
     assert config.data.partition.name == "my_strange_module:evenly"
@@ -271,12 +271,12 @@ def test_a_function_is_a_partition_also_from_python(module):
     assert parts.sizes.tolist() == [3] * 3
 
 
-def test_a_method_of_ours_needs_no_path(module):
+def test_plugins__a_method_of_ours_needs_no_path(module):
     assert fl.Config.of(algorithm="fl.algorithms.fedprox:METHOD") == fl.Config.of(algorithm="fedprox")
     assert "fedprox" not in SOURCES
 
 
-def test_what_a_colon_meant_it_still_means(module):
+def test_plugins__what_a_colon_meant_it_still_means(module):
     assert is_text("text:notes.txt")
     assert not is_custom("text:notes")
     assert not custom_model.is_custom("timm:resnet18")

@@ -55,7 +55,7 @@ BESIDE = {"class_share": "shards", "clusters": "clusters", "cluster_classes": "c
         (Limits(), "", "X", [-1e300], [math.nan, math.inf, True, "1", None, (1,)]),
     ],
 )
-def test_limits_are_what_they_say(limits, said, formula, inside, outside):
+def test_settings__limits_are_what_they_say(limits, said, formula, inside, outside):
     assert str(limits) == said
     assert limits.around("X") == formula
     assert all(value in limits for value in inside)
@@ -73,7 +73,7 @@ def outside(flag, kind):
 
 
 @pytest.mark.parametrize(("group", "name", "field", "flag"), LIMITED, ids=[flag_of(n, g) for g, n, *_ in LIMITED])
-def test_no_setting_takes_what_lies_outside(group, name, field, flag):
+def test_settings__no_setting_takes_what_lies_outside(group, name, field, flag):
     wrong = outside(flag, field.type)
     assert wrong
     for bad in wrong:
@@ -118,7 +118,7 @@ def unread(settings, flag):
     return reason
 
 
-def test_a_setting_is_read_only_if_what_it_needs_is_read():
+def test_settings__a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Chain(on=True, kind="b"), "size") == ""
     reason = "--chain.size is for --chain.kind b or c, not for a: leave it out, or give --chain.kind b or c"
     assert unread(Links(Chain(on=True)), "chain.size") == reason
@@ -126,21 +126,21 @@ def test_a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Links(taken=False), "chain.on") == "--chain.on needs --taken"
 
 
-def test_what_is_not_read_has_its_default():
+def test_settings__what_is_not_read_has_its_default():
     links = Links(Chain(on=True, size=2))
     assert as_read(links) == Links(Chain(on=True))
     assert as_read(Links(Chain(on=True, kind="c", size=2))) == Links(Chain(on=True, kind="c", size=2))
     assert as_read(dataclasses.replace(links, taken=False)) == Links(taken=False)
 
 
-def test_all_settings_have_defaults_that_are_allowed():
+def test_settings__all_settings_have_defaults_that_are_allowed():
     Config().check_values()
     for group, _, field in FIELDS:
         owner = dict(ENTRIES)[group].default if group else next(one.owner for _, one in ENTRIES if one.field is field)
         assert all(hasattr(owner, mark.setting) for mark in marks(field, OnlyWith)), field.name
 
 
-def test_what_a_run_may_change_when_it_goes_on_is_a_setting():
+def test_settings__what_a_run_may_change_when_it_goes_on_is_a_setting():
     assert {*PLACES, *OWN} >= RESUMABLE
 
 
@@ -158,12 +158,12 @@ def test_what_a_run_may_change_when_it_goes_on_is_a_setting():
         ({"algorithm": "fedprox", "fedprox": FedProxOptions("much")}, "--fedprox.mu.*'much'"),
     ],
 )
-def test_a_value_of_another_type_is_refused(wrong, message):
+def test_settings__a_value_of_another_type_is_refused(wrong, message):
     with pytest.raises(FLError, match=message):
         Config.of(**wrong).check()
 
 
-def test_numbers_of_numpy_lists_and_single_values_are_taken():
+def test_settings__numbers_of_numpy_lists_and_single_values_are_taken():
     experiment = Experiment.of(algorithms="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1)
     experiment.check()
     assert (experiment.algorithms, experiment.seeds) == (("fedavg",), (0, 1))
@@ -174,7 +174,7 @@ NOT_FOR_SETTINGS = ["float", list[int], dict, Literal["a"], tuple[int, int], tup
 
 
 @pytest.mark.parametrize("kind", NOT_FOR_SETTINGS)
-def test_types_that_settings_cannot_have_are_refused(kind):
+def test_settings__types_that_settings_cannot_have_are_refused(kind):
     made = dataclasses.make_dataclass("Made", [("value", kind, None)], frozen=True)
     with pytest.raises(FLError, match=r"Made\.value"):
         check_types(made())
@@ -185,7 +185,7 @@ KINDS = [int, float, str, bool, float | None, int | float, tuple[float, ...], tu
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), st.data())
-def test_what_has_a_type_is_the_same_from_yaml(kind, data):
+def test_settings__what_has_a_type_is_the_same_from_yaml(kind, data):
     plain = {int: st.integers(), float: st.floats(allow_nan=False), str: st.sampled_from("ab1"), bool: st.booleans()}
     kinds, several = types_of(kind)
     one = st.one_of(*(plain.get(option, st.none()) for option in kinds))
@@ -195,7 +195,7 @@ def test_what_has_a_type_is_the_same_from_yaml(kind, data):
 
 
 @pytest.mark.parametrize("given", ["1,,2", "1,2,", ",1"])
-def test_a_list_with_an_empty_item_is_refused(given, capsys):
+def test_settings__a_list_with_an_empty_item_is_refused(given, capsys):
     with pytest.raises(SystemExit) as ended:
         command_line.parse(["--seeds", given])
     assert ended.value.code == 2

@@ -21,20 +21,20 @@ def widest(text):
     return max(map(len, text.splitlines()))
 
 
-def test_a_table_fits_the_terminal_and_keeps_every_column(width):
+def test_tables__a_table_fits_the_terminal_and_keeps_every_column(width):
     assert widest(wrapped(CELLS)) > 120
     text = fitted(CELLS)
     assert widest(text) <= width
     assert text.split().count("column") == 12
 
 
-def test_columns_of_equal_cells_stand_below_a_table_that_does_not_fit(width):
+def test_tables__columns_of_equal_cells_stand_below_a_table_that_does_not_fit(width):
     cells = [[*line, equal] for line, equal in zip(CELLS, ("seeds", "3", "3"))]
     assert fitted(cells) == f"{fitted(CELLS)}\nall rows: seeds 3"
     assert fitted([line[:3] + line[-1:] for line in cells]).split()[-1] == "3"  # fits, so that it stays in the table
 
 
-def test_headings_are_bold_on_a_terminal(width, monkeypatch):
+def test_tables__headings_are_bold_on_a_terminal(width, monkeypatch):
     plain = fitted(CELLS)
     monkeypatch.delenv("NO_COLOR")
     bold = fitted(CELLS)
@@ -44,11 +44,11 @@ def test_headings_are_bold_on_a_terminal(width, monkeypatch):
     ]
 
 
-def test_a_file_or_a_pipe_gets_all_of_it(capsys):
+def test_tables__a_file_or_a_pipe_gets_all_of_it(capsys):
     assert fitted(CELLS) == wrapped(CELLS)
 
 
-def test_numbers_stand_for_long_labels_of_a_table_in_parts():
+def test_tables__numbers_stand_for_long_labels_of_a_table_in_parts():
     long = [[f"{line[0]} clients=10 local_epochs=2 rounds=15", *line[1:]] for line in CELLS]
     text = wrapped(long, 100)
     assert all(text.count(line[0]) == 1 for line in long)

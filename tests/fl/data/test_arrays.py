@@ -37,7 +37,7 @@ TOKENS = np.arange(12).reshape(4, 3)
         (torch.tensor(TOKENS).int(), torch.int32),
     ],
 )
-def test_arrays_become_tensors_with_their_values(given, dtype):
+def test_arrays__become_tensors_with_their_values(given, dtype):
     data = Dataset.from_arrays(given, LABELS, given, LABELS.astype(np.uint8))
     assert (data.x.dtype, data.y.dtype, data.classes) == (dtype, torch.int64, 3)
     plain = given.double().numpy() if isinstance(given, torch.Tensor) else np.asarray(given, np.float64)
@@ -103,7 +103,7 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"owners": LABELS, "test_owners": list("abca")}, "give numbers for both, or names for both"),
     ],
 )
-def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
+def test_arrays__what_is_no_data_set_is_refused_in_one_line(changed, said):
     arrays = {"x": TABLE, "y": LABELS, "test_x": TABLE, "test_y": LABELS, **changed}
     with pytest.raises(FLError, match=said) as error:
         Dataset.from_arrays(**arrays)
@@ -122,7 +122,7 @@ STRIDES = {  # each is contiguous to torch, which still cannot view its numbers 
 
 
 @pytest.mark.parametrize("tensor", STRIDES.values(), ids=STRIDES)
-def test_bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
+def test_arrays__bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
     plain = tensor.clone(memory_format=torch.contiguous_format)
     data = Dataset("a", tensor, tensor, tensor, tensor, 2)
     assert fingerprint(data) == fingerprint(Dataset("a", plain, plain, plain, plain, 2))
@@ -143,7 +143,7 @@ def test_bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
         (torch.tensor(TABLE).unsqueeze(-1), LABELS, "classification", nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
     ],
 )
-def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeypatch):
+def test_simulate__a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeypatch):
     monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
     data = Dataset.from_arrays(x, y, x, y, owners=[0, 0, 1, 1], task=task)
     config = fl.Config.of(algorithm="fedavg", partition="natural", clients=2, participants=2, rounds=1, min_samples=1)
@@ -162,7 +162,7 @@ def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeyp
         ),
     ],
 )
-def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
+def test_arrays__a_model_and_data_that_do_not_fit_each_other(x, last, said):
     data = Dataset.from_arrays(x, LABELS, x, LABELS, classes=13 if x is TOKENS else 3)
     config = fl.Config.of(clients=2, participants=1, partition="iid", min_samples=1)
     with pytest.raises(FLError, match=said):
@@ -171,19 +171,19 @@ def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
         fl.build(config, data, nn.Sequential(nn.Linear(3, 4), *last, nn.Linear(4, 3)))  # within a model it is no end
 
 
-def test_masked_arrays_without_a_masked_value_are_taken():
+def test_arrays__masked_arrays_without_a_masked_value_are_taken():
     data = Dataset.from_arrays(np.ma.array(TABLE), np.ma.array(LABELS, mask=False), TABLE, LABELS)
     assert np.allclose(data.x, TABLE)
 
 
-def test_types_of_torch_without_arithmetic_are_taken():
+def test_arrays__types_of_torch_without_arithmetic_are_taken():
     data = Dataset.from_arrays(
         torch.tensor(TOKENS).to(torch.uint16), torch.tensor(LABELS).to(torch.uint32), TOKENS, LABELS
     )
     assert (data.x.tolist(), data.y.tolist()) == (TOKENS.tolist(), LABELS.tolist())
 
 
-def test_floats_that_are_pixels_are_told(caplog):
+def test_arrays__floats_that_are_pixels_are_told(caplog):
     bright = IMAGES.astype(np.float32)
     for x in (IMAGES / 255, IMAGES - 128.0, IMAGES, TABLE * 50 + 150, bright.reshape(4, -1) * 2, bright[:, 0] / 2):
         Dataset.from_arrays(x, LABELS, x, LABELS)
@@ -194,7 +194,7 @@ def test_floats_that_are_pixels_are_told(caplog):
         caplog.clear()
 
 
-def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
+def test_arrays__owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
     data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"), test_owners=list("db"))
     assert data.owners.tolist() == [1, 0, 2, 1]
     assert data.test_owners.tolist() == [3, 1]
@@ -212,7 +212,7 @@ def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
         ([7, -3, 10**15, 7], (), ["-3", "7", "1000000000000000"]),
     ],
 )
-def test_clients_are_named_by_their_owners(owners, names, said):
+def test_arrays__clients_are_named_by_their_owners(owners, names, said):
     data = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners)
     config = fl.Config.of(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
     fed, _ = fl.build(config, dataset=data, model=nn.Linear(5, 3))
@@ -227,7 +227,7 @@ def test_clients_are_named_by_their_owners(owners, names, said):
     assert Federation(nn.Linear(5, 3), data, torn, 1).client_names == []
 
 
-def test_classes_that_no_sample_has_are_told(caplog):
+def test_arrays__classes_that_no_sample_has_are_told(caplog):
     Dataset.from_arrays(TABLE, 5 * LABELS, TABLE, 5 * LABELS)
     assert "8 of these 11 classes have no training sample" in caplog.text
     caplog.clear()
@@ -235,7 +235,7 @@ def test_classes_that_no_sample_has_are_told(caplog):
     assert not caplog.text
 
 
-def test_labels_of_tokens_are_one_each_or_one_a_sample():
+def test_arrays__labels_of_tokens_are_one_each_or_one_a_sample():
     text = Dataset.from_arrays(TOKENS, TOKENS + 1, TOKENS[:1], TOKENS[:1])
     assert (text.text, text.classes) == (True, 13)
     whole = Dataset.from_arrays(TOKENS, LABELS, TOKENS[:2], LABELS[:2])
@@ -258,7 +258,7 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64])
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_no_model_and_no_normalisation_changes_given_data(dtype, backend):
+def test_arrays__no_model_and_no_normalisation_changes_given_data(dtype, backend):
     shape = (12, 8) if dtype in (torch.int32, torch.int64) else (12, 1, 2, 4)
     x = (torch.rand(shape) * 9).to(dtype)
     y = torch.arange(12) % 3
@@ -275,7 +275,7 @@ def test_no_model_and_no_normalisation_changes_given_data(dtype, backend):
     assert torch.equal(data.test_x, x)
 
 
-def test_tables_are_not_padded_and_not_cropped():
+def test_arrays__tables_are_not_padded_and_not_cropped():
     table = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS)
     with pytest.raises(FLError, match=r"--pad.*\[5\]"):
         table.padded(2)
@@ -285,7 +285,7 @@ def test_tables_are_not_padded_and_not_cropped():
             fl.build(config, table, nn.Linear(5, 3))
 
 
-def test_a_fingerprint_tells_data_apart():
+def test_arrays__a_fingerprint_tells_data_apart():
     digits = load("digits")
     same = Dataset.from_arrays(digits.x.numpy(), digits.y, digits.test_x, digits.test_y.tolist(), top=16)
     assert fingerprint(same) == fingerprint(digits)
@@ -297,7 +297,7 @@ def test_a_fingerprint_tells_data_apart():
     assert len({fingerprint(one)["sha256"] for one in (digits, other, moved)}) == 3
 
 
-def test_some_of_the_samples_are_kept_in_their_order():
+def test_arrays__some_of_the_samples_are_kept_in_their_order():
     digits = load("digits")
     numbered = replace(digits, owners=torch.arange(len(digits.y)))
     kept = numbered.sampled(50).owners
@@ -313,7 +313,7 @@ def folder(tmp_path, sizes=((8, 6),) * 4, modes=("RGB",) * 4, classes="ab"):
     return tmp_path
 
 
-def test_an_image_folder(tmp_path):
+def test_arrays__an_image_folder(tmp_path):
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import Resize, ToTensor
 
@@ -368,7 +368,7 @@ NESTED = {
 
 @pytest.mark.parametrize("join", NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("letters", ["ce", "ae", "xyz"])
-def test_folders_that_number_classes_differently(join, letters, tmp_path):
+def test_arrays__folders_that_number_classes_differently(join, letters, tmp_path):
     """The refusal names class and folder, and what it says makes them agree."""
     a, b = folders = image_folders(tmp_path, a="ace", b=letters)
     with pytest.raises(FLError, match=rf"{tmp_path}/[ab].*, and for each d of folders d.target_transform = lambda"):
@@ -384,7 +384,7 @@ def test_folders_that_number_classes_differently(join, letters, tmp_path):
         assert all(brightness(x[y == k]) == names[k] for k in y.unique().tolist())
 
 
-def test_folders_that_agree(tmp_path):
+def test_arrays__folders_that_agree(tmp_path):
     a, same, first = image_folders(tmp_path, a="ace", same="ace", first="ac")
     assert Dataset.from_torch(a + same, a).names == ("a", "c", "e")
     assert Dataset.from_torch(a, first).names == ("a", "c", "e")
@@ -415,7 +415,7 @@ def test_folders_that_agree(tmp_path):
         ([("a", 0)] * 2, r"train\[0\]"),
     ],
 )
-def test_what_is_no_torch_data_set_is_refused(items, said):
+def test_arrays__what_is_no_torch_data_set_is_refused(items, said):
     with pytest.raises(FLError, match=said):
         Dataset.from_torch(items, items)
     with pytest.raises(FLError, match=r"train is a list\w*: give a datasets\.Dataset"):
@@ -423,7 +423,7 @@ def test_what_is_no_torch_data_set_is_refused(items, said):
 
 
 @pytest.mark.slow  # the import of the package
-def test_hugging_face_data_sets():
+def test_arrays__hugging_face_data_sets():
     datasets = pytest.importorskip("datasets")
     columns = {"pixels": TABLE.tolist(), "label": LABELS.tolist(), "who": list("abca"), "note": list("wxyz")}
     train = datasets.Dataset.from_dict(columns)
@@ -473,7 +473,7 @@ def test_hugging_face_data_sets():
 
 
 @pytest.mark.parametrize("kind", ["str", "object", "category"])
-def test_names_may_be_columns_of_pandas(kind):
+def test_arrays__names_may_be_columns_of_pandas(kind):
     pd = pytest.importorskip("pandas")
     x, kinds = np.zeros((4, 2)), pd.Series(["dog", "cat", "cat", "dog"], index=[3, 5, 7, 9]).astype(kind)
     data = Dataset.from_arrays(x, kinds, x, kinds, owners=kinds)
@@ -482,7 +482,7 @@ def test_names_may_be_columns_of_pandas(kind):
 
 @pytest.mark.parametrize("name", ["y", "owners"])
 @pytest.mark.parametrize("missing", [float("nan"), None])
-def test_a_missing_name_does_not_become_one(name, missing):
+def test_arrays__a_missing_name_does_not_become_one(name, missing):
     x, names = np.zeros((4, 2)), ["a", "b", "a", "b"]
     for kind in (list, lambda values: np.array(values, dtype=object)):
         given = {"y": names, "owners": names} | {name: kind(["a", "b", missing, "b"])}
@@ -490,13 +490,13 @@ def test_a_missing_name_does_not_become_one(name, missing):
             Dataset.from_arrays(x, given["y"], x, names, owners=given["owners"])
 
 
-def test_test_samples_of_unknown_owners_are_not_pooled():
+def test_arrays__test_samples_of_unknown_owners_are_not_pooled():
     data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"))
     with pytest.raises(fl.FLError, match="--pool-test-set"):
         data.pooled()
 
 
-def test_padding_repeats_the_edge():
+def test_arrays__padding_repeats_the_edge():
     x = torch.arange(2 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
     padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).padded(3)
     at = torch.arange(14).sub(3).clamp(0, 7)

@@ -26,7 +26,7 @@ def write_leaf(path, writers, **changes):
     path.write_text(json.dumps(document | changes))
 
 
-def test_femnist_numbers_the_writers_of_both_parts_together(tmp_path):
+def test_data_folders__femnist_numbers_the_writers_of_both_parts_together(tmp_path):
     write_leaf(tmp_path / "femnist" / "train" / "b.json", {"f01": [61, 5], "f00": [7]})
     write_leaf(tmp_path / "femnist" / "train" / "a.json", {"f03": [0, 1, 2]})
     write_leaf(tmp_path / "femnist" / "test" / "c.json", {"f03": [4], "f02": [9, 8], "f00": []})
@@ -44,7 +44,7 @@ def test_femnist_numbers_the_writers_of_both_parts_together(tmp_path):
     assert moved.owners.device.type == "cpu"
 
 
-def test_pixels_of_femnist_are_rounded_to_the_nearest_of_256(tmp_path):
+def test_data_folders__pixels_of_femnist_are_rounded_to_the_nearest_of_256(tmp_path):
     for part in ("train", "test"):
         write_leaf(
             tmp_path / "femnist" / part / "a.json",
@@ -54,7 +54,7 @@ def test_pixels_of_femnist_are_rounded_to_the_nearest_of_256(tmp_path):
     assert data.load("femnist", tmp_path).x.flatten()[:4].tolist() == [0, 0, 1, 255]
 
 
-def test_bad_leaf_files_are_named(tmp_path):
+def test_data_folders__bad_leaf_files_are_named(tmp_path):
     train, test = (tmp_path / "femnist" / part for part in ("train", "test"))
     assert "github.com/TalwalkarLab/leaf" in complaint("femnist", tmp_path)
     write_leaf(train / "a.json", {"w": [1]})
@@ -122,7 +122,7 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_tiny_imagenet_numbers_sorted_wnids(tiny):
+def test_data_folders__tiny_imagenet_numbers_sorted_wnids(tiny):
     loaded = data.load("tiny-imagenet", tiny, download=False)
     assert loaded.x.shape == (400, 3, 64, 64)
     assert loaded.test_x.shape == (200, 3, 64, 64)
@@ -139,7 +139,7 @@ def test_tiny_imagenet_numbers_sorted_wnids(tiny):
 
 
 @pytest.mark.slow
-def test_bad_files_of_tiny_imagenet_are_named(tiny):
+def test_data_folders__bad_files_of_tiny_imagenet_are_named(tiny):
     folder = tiny / "tiny-imagenet-200"
     train = sorted((folder / "train").glob("*/images/*.JPEG"))
 
@@ -172,7 +172,7 @@ def test_bad_files_of_tiny_imagenet_are_named(tiny):
 
 
 @pytest.mark.slow
-def test_tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch):
+def test_data_folders__tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch):
     from fl.data import tiny_imagenet
 
     (tmp_path / "archive").mkdir()

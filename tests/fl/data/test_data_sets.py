@@ -30,7 +30,7 @@ def write_idx_set(folder, train, test, labels):
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
-def test_the_mnist_family_reads_idx_files(tmp_path, name, folder):
+def test_data_sets__the_mnist_family_reads_idx_files(tmp_path, name, folder):
     images, test_images = write_idx_set(tmp_path / folder / "raw", "train", "t10k", [9, 0, 3])
     loaded = data.load(name, tmp_path, download=False)
     assert (loaded.name, loaded.classes, loaded.top, loaded.owners) == (name, 10, 255, None)
@@ -43,7 +43,7 @@ def test_the_mnist_family_reads_idx_files(tmp_path, name, folder):
 @pytest.mark.parametrize(
     ("split", "classes", "first"), [("balanced", 47, 0), ("byclass", 62, 0), ("letters", 26, 1), ("digits", 10, 0)]
 )
-def test_emnist_stands_upright_and_its_labels_start_at_0(tmp_path, split, classes, first):
+def test_data_sets__emnist_stands_upright_and_its_labels_start_at_0(tmp_path, split, classes, first):
     folder, name = tmp_path / "EMNIST" / "raw", f"emnist-{split}"
     write_idx_set(folder, f"{name}-train", f"{name}-test", [first, first + classes - 1])
     marked = np.zeros((6, 28, 28), np.uint8)
@@ -61,7 +61,7 @@ def test_emnist_stands_upright_and_its_labels_start_at_0(tmp_path, split, classe
     assert torch.equal(loaded.test_x[:, 0], torch.from_numpy(pixels(3, 28, 28)).mT)
 
 
-def test_bad_idx_files_are_named(tmp_path):
+def test_data_sets__bad_idx_files_are_named(tmp_path):
     folder = tmp_path / "EMNIST" / "raw"
     labels = folder / "emnist-letters-test-labels-idx1-ubyte"
     images = folder / "emnist-letters-train-images-idx3-ubyte"
@@ -106,7 +106,7 @@ def cifar100(tmp_path, monkeypatch):
     return write
 
 
-def test_cifar100_has_fine_and_coarse_labels(cifar100):
+def test_data_sets__cifar100_has_fine_and_coarse_labels(cifar100):
     root = cifar100()
     fine, coarse = (data.load(name, root, download=False) for name in ("cifar100", "cifar100-coarse"))
     assert torch.equal(fine.x, torch.from_numpy(pixels(100, 3072)).view(100, 3, 32, 32))
@@ -128,11 +128,11 @@ def test_cifar100_has_fine_and_coarse_labels(cifar100):
         ("cifar100-coarse", "coarse_labels", [0], "1 labels for 2 images"),
     ],
 )
-def test_bad_labels_of_cifar100_are_told(cifar100, name, key, labels, what):
+def test_data_sets__bad_labels_of_cifar100_are_told(cifar100, name, key, labels, what):
     assert f"files are damaged (cifar-100-python/test: {what}" in complaint(name, cifar100(test={key: labels}))
 
 
-def test_the_damaged_file_of_cifar100_is_named(cifar100):
+def test_data_sets__the_damaged_file_of_cifar100_is_named(cifar100):
     root = cifar100()
     with open(root / "cifar-100-python" / "test", "ab") as file:
         file.write(b"x")
@@ -148,12 +148,12 @@ BY_PATH_OR_BUNDLED = ("digits", "pydoc", "text:FILE", "prompts:FILE", "folder:PA
 
 
 @pytest.mark.parametrize("name", [name for name in data.LOADERS if name not in BY_PATH_OR_BUNDLED])
-def test_every_set_says_what_is_missing(tmp_path, name):
+def test_data_sets__every_set_says_what_is_missing(tmp_path, name):
     message = complaint(name, tmp_path)
     assert "missing" in message
 
 
-def test_digits_are_scikit_learn_s_in_the_order_of_its_split():
+def test_data_sets__digits_are_scikit_learn_s_in_the_order_of_its_split():
     digits = data.load("digits")
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
@@ -167,7 +167,7 @@ def test_digits_are_scikit_learn_s_in_the_order_of_its_split():
     assert (floats.min().item(), floats.max().item()) == (-1.0, 1.0)
 
 
-def test_unknown_names_and_the_folder_of_the_environment(monkeypatch, tmp_path):
+def test_data_sets__unknown_names_and_the_folder_of_the_environment(monkeypatch, tmp_path):
     rest = "femnist, mnist, shakespeare, tiny-imagenet, wikitext-2, wikitext-2-valid, csv:FILE, folder:PATH, "
     rest += "images:FOLDER, prompts:FILE, text:FILE, and module"
     with pytest.raises(FLError, match=rf"there are digits, pydoc, cifar10, .*, {rest}"):  # the first need no files

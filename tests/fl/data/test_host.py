@@ -45,7 +45,7 @@ def own_data(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_those_of_data_on_the_device(tmp_path, case):
+def test_simulate__results_are_those_of_data_on_the_device(tmp_path, case):
     """Bit for bit."""
     found = []
     for where in ("device", "host"):
@@ -56,7 +56,7 @@ def test_results_are_those_of_data_on_the_device(tmp_path, case):
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_the_command_leaves_samples_where_they_are_to_lie(pretended, tmp_path, monkeypatch, where):
+def test_host__the_command_leaves_samples_where_they_are_to_lie(pretended, tmp_path, monkeypatch, where):
     """A device with too little memory never gets all of them."""
     moved, to = [], Dataset.to
 
@@ -73,7 +73,7 @@ def test_the_command_leaves_samples_where_they_are_to_lie(pretended, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "femam", "fedproto"])
-def test_the_cohort_s_samples_alone_go_to_the_device(make_federation, name, monkeypatch):
+def test_host__the_cohort_s_samples_alone_go_to_the_device(make_federation, name, monkeypatch):
     """On a pretended GPU, which refuses operations on two devices."""
     with PretendGPU():
         fed, sizes = make_federation("cnn"), []
@@ -101,7 +101,7 @@ def test_the_cohort_s_samples_alone_go_to_the_device(make_federation, name, monk
         assert sizes[-1] == len(fed.clients.train[2]) + len(fed.clients.train[0]) < sizes[0]
 
 
-def test_graphs_do_not_read_samples_that_change_place(make_federation):
+def test_host__graphs_do_not_read_samples_that_change_place(make_federation):
     with PretendGPU():
         fed = on_gpu(make_federation("cnn"), backend="auto")
         fed = replace(fed, data=fed.data.to("cpu").to("cuda", "host"))
@@ -109,7 +109,7 @@ def test_graphs_do_not_read_samples_that_change_place(make_federation):
             fed.with_local(backend="graphs")
 
 
-def test_values_of_samples_go_with_them(make_federation):
+def test_host__values_of_samples_go_with_them(make_federation):
     fed = make_federation("cnn")
     kept = replace(fed, data=fed.data.to("cpu", "host"))
     each = LocalObjective(fed.local.objective, {}, per_sample=torch.arange(len(fed.data.y)))
@@ -132,7 +132,7 @@ def save(where: Path, data: Dataset, **settings) -> Path:
 
 
 @pytest.mark.slow
-def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
+def test_simulate__a_folder_holds_the_same_data(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped, "_PIECE", 5000)  # of 64 bytes a sample
     digits = load("digits").sampled(240)
     save(tmp_path / "digits", digits, top=16, names=list("abcdefghij"))
@@ -151,7 +151,7 @@ def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
     fl.simulate(TINY.replace(dataset="folder:digits", data_root=str(tmp_path)), tmp_path / "relative")
 
 
-def test_a_map_that_is_read_only_is_not_copied(tmp_path):
+def test_host__a_map_that_is_read_only_is_not_copied(tmp_path):
     where = save(tmp_path / "digits", load("digits"))
     given = {n: np.load(where / f"{n}.npy", mmap_mode="r") for n in ("x", "y", "test_x", "test_y")}
     data = Dataset.from_arrays(**given, top=16)
@@ -166,7 +166,7 @@ def pages_of_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is in memory")
-def test_a_process_keeps_no_pages_of_what_it_has_read(tmp_path, monkeypatch):
+def test_host__a_process_keeps_no_pages_of_what_it_has_read(tmp_path, monkeypatch):
     n, most = 2**15, []
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (n, 1, 32, 32))
     x[:], x_bytes = 7, x.nbytes
@@ -206,7 +206,7 @@ LABELS = torch.arange(8) % 2
         (lambda at: [(at / "x.npy").unlink(), (at / "dataset_dict.json").touch()], r"fl.data.folder.write, once"),
     ],
 )
-def test_folders_that_are_refused(tmp_path, change, said):
+def test_host__folders_that_are_refused(tmp_path, change, said):
     where = save(tmp_path / "table", Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS))
     np.save(where / "x.npy", TABLE.numpy())
     change(where)
@@ -217,12 +217,12 @@ def test_folders_that_are_refused(tmp_path, change, said):
 @pytest.mark.parametrize(
     ("call", "said"), [(lambda data: data.padded(1), "--pad"), (lambda data: data.pooled(), "--pool-test-set")]
 )
-def test_copies_of_all_samples_are_refused(call, said):
+def test_host__copies_of_all_samples_are_refused(call, said):
     with pytest.raises(FLError, match=said):
         call(load("digits").to("cpu", "host"))
 
 
-def test_data_that_do_not_fit_on_the_device(monkeypatch):
+def test_host__data_that_do_not_fit_on_the_device(monkeypatch):
     def full(self, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -232,7 +232,7 @@ def test_data_that_do_not_fit_on_the_device(monkeypatch):
         data.to("cpu")
 
 
-def test_writing_what_torch_has(tmp_path):
+def test_write__writing_what_torch_has(tmp_path):
     parts = [TensorDataset(TABLE.double(), LABELS), TensorDataset(TABLE[:4].double(), LABELS[:4])]
     data = folder.write(tmp_path / "table", *parts)
     assert fingerprint(data) == fingerprint(Dataset.from_torch(*parts))
@@ -247,7 +247,7 @@ def test_writing_what_torch_has(tmp_path):
 
 
 @pytest.mark.slow
-def test_writing_what_hugging_face_has(tmp_path):
+def test_write__writing_what_hugging_face_has(tmp_path):
     hf = pytest.importorskip("datasets")
     rows = {
         "image": [Image.fromarray(np.full((6, 5), k, np.uint8)) for k in range(8)],

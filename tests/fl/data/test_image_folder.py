@@ -36,7 +36,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(tmp_path, layout):
+def test_image_folder__layouts(tmp_path, layout):
     places, sites = LAYOUTS[layout]
     data = load(f"images:{fill(tmp_path, places)}")
     every = [SHADE[place.rpartition("/")[2]] + k for place in places for k in range(3)]
@@ -51,7 +51,7 @@ def test_layouts(tmp_path, layout):
     assert (data.valid is None) == (layout != "parts of sites")
 
 
-def test_pictures_of_several_sizes_are_resized(tmp_path):
+def test_image_folder__pictures_of_several_sizes_are_resized(tmp_path):
     fill(tmp_path, ["A/cat"], size=6), fill(tmp_path, ["B/cat", "B/dog"], size=9)
     with pytest.raises(fl.FLError, match=r"\[1, 9, 9\].*64"):
         load(f"images:{tmp_path}")
@@ -90,13 +90,13 @@ def spoil(root, what):
         ("part", "A/cat is in no folder train, valid or test"),
     ],
 )
-def test_what_is_out_of_place_is_named(tmp_path, what, said):
+def test_image_folder__what_is_out_of_place_is_named(tmp_path, what, said):
     spoil(fill(tmp_path, ["A/cat", "A/dog", "B/dog"]), what)
     with pytest.raises(fl.FLError, match=said):
         load(f"images:{tmp_path}")
 
 
-def test_a_class_that_only_the_test_part_has_is_named_and_hidden_files_are_left_out(tmp_path):
+def test_image_folder__a_class_that_only_the_test_part_has_is_named_and_hidden_files_are_left_out(tmp_path):
     fill(tmp_path, ["train/cat", "train/dog", "test/fox"])
     (tmp_path / "train" / "cat" / ".DS_Store").write_text("x")
     with pytest.raises(fl.FLError, match="'fox'"):
@@ -108,13 +108,13 @@ def test_a_class_that_only_the_test_part_has_is_named_and_hidden_files_are_left_
     assert len(load(f"images:{tmp_path}").y) == 6
 
 
-def test_a_site_may_lack_a_class_that_it_has_a_folder_of(tmp_path):
+def test_image_folder__a_site_may_lack_a_class_that_it_has_a_folder_of(tmp_path):
     fill(tmp_path, ["A/cat", "A/dog", "B/dog"])
     (tmp_path / "B" / "cat").mkdir()
     assert load(f"images:{tmp_path}").names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(("name", "said"), [("gone", "no folder gone"), (".?size=big", "'big'"), (".?s=3", "'s=3'")])
-def test_wrong_names_are_told(tmp_path, name, said):
+def test_image_folder__wrong_names_are_told(tmp_path, name, said):
     with pytest.raises(fl.FLError, match=said):
         load(f"images:{name}", tmp_path)

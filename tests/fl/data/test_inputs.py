@@ -83,7 +83,7 @@ def both():
 @pytest.mark.parametrize(
     "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_results_are_those_of_one_tensor(both, tmp_path, case):
+def test_simulate__results_are_those_of_one_tensor(both, tmp_path, case):
     """Bit for bit: weights, scores and losses."""
     config, found = fl.Config.of(**{"algorithm": "fedavg", **FEW, **CASES[case]}), []
     for data, model in zip(both, (TwoInputs, OneInput), strict=True):
@@ -94,7 +94,7 @@ def test_results_are_those_of_one_tensor(both, tmp_path, case):
     assert found[0] == found[1]
 
 
-def test_rows_are_gathered_wherever_they_lie(both):
+def test_inputs__rows_are_gathered_wherever_they_lie(both):
     data, index = both[0], torch.tensor([[3, 0], [7, 3]])
     for kept in (data, data.to("cpu", "host")):
         x, y = kept.gather(index)
@@ -108,7 +108,7 @@ def test_rows_are_gathered_wherever_they_lie(both):
     assert repr(data).startswith("given: 240 training and 60 test samples of image 1x8x8 and table 8, 10 classes")
 
 
-def test_tokens_are_an_input(tmp_path):
+def test_simulate__tokens_are_an_input(tmp_path):
     class Reader(nn.Module):
         def __init__(self):
             super().__init__()
@@ -128,7 +128,7 @@ def test_tokens_are_an_input(tmp_path):
     assert torch.equal(trained(**ready), trained(ready))
 
 
-def test_an_input_in_a_file_stays_there(both, tmp_path):
+def test_simulate__an_input_in_a_file_stays_there(both, tmp_path):
     data, found = both[0], []
     np.save(tmp_path / "image.npy", data.x["image"].numpy())
     mapped = np.load(tmp_path / "image.npy", mmap_mode="r")
@@ -143,7 +143,7 @@ def test_an_input_in_a_file_stays_there(both, tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_run_goes_on_with_the_same_inputs_alone(both, tmp_path):
+def test_simulate__a_run_goes_on_with_the_same_inputs_alone(both, tmp_path):
     data, config = both[0], fl.Config.of(algorithm="fedavg", **{**FEW, "rounds": 1})
 
     def resume(data=None, model=TwoInputs):
@@ -181,13 +181,13 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("case", STRANGE)
-def test_inputs_that_do_not_fit_are_refused(case):
+def test_inputs__that_do_not_fit_are_refused(case):
     x, test_x, message = STRANGE[case]
     with pytest.raises(FLError, match=message):
         fl.Dataset.from_arrays(x, [0, 1, 0, 1], test_x, [0, 1, 0, 1])
 
 
-def test_no_token_of_several_inputs_has_a_label():
+def test_inputs__no_token_of_several_inputs_has_a_label():
     with pytest.raises(FLError, match=r"\[4, 3\]"):
         fl.Dataset.from_arrays(TOKENS, TOKENS["a"], TOKENS, TOKENS["a"])
 
@@ -204,13 +204,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_takes_one_tensor_says_so(both, case):
+def test_inputs__what_takes_one_tensor_says_so(both, case):
     settings, model, message = REFUSED[case]
     with pytest.raises(FLError, match=message):
         fl.build(fl.Config.of(algorithm="fedavg", **{**FEW, **settings}), both[0], model)
 
 
-def test_nodes_and_items_have_one_input(both, tmp_path):
+def test_inputs__nodes_and_items_have_one_input(both, tmp_path):
     with pytest.raises(FLError, match="nodes have samples with one input"):
         folders.save_node(tmp_path / "node", both[0], Split(*torch.arange(6).split(2)))
     with pytest.raises(FLError, match="nodes have samples with one input"):
@@ -221,7 +221,7 @@ def test_nodes_and_items_have_one_input(both, tmp_path):
         fl.Dataset.from_torch(pairs, TensorDataset(torch.zeros(2, 3), torch.zeros(2)))
 
 
-def test_a_federation_by_hand_takes_a_model_by_keyword(both):
+def test_inputs__a_federation_by_hand_takes_a_model_by_keyword(both):
     data = both[0]
     clients = [Split(part, part[:0], part[:0]) for part in torch.arange(120).split(40)]
     local = fl.LocalTraining(epochs=1)
@@ -232,7 +232,7 @@ def test_a_federation_by_hand_takes_a_model_by_keyword(both):
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.float32])
-def test_rows_go_with_targets_of_any_shape(kind):
+def test_inputs__rows_go_with_targets_of_any_shape(kind):
     """Whatever reorders samples takes inputs and targets along."""
     y = torch.arange(10)[:, None, None].expand(10, 2, 3).to(kind)
     x = {"a": torch.arange(10.0)[:, None], "b": torch.arange(10, dtype=torch.int32)[:, None]}
@@ -249,14 +249,14 @@ def test_rows_go_with_targets_of_any_shape(kind):
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(-3, 3))
-def test_padding_keeps_what_is_there(sequences, value):
+def test_pad__padding_keeps_what_is_there(sequences, value):
     made = pad(sequences, value)
     assert [row[there].tolist() for row, there in zip(made["x"], made["mask"])] == sequences
     assert (made["x"][~made["mask"]] == value).all()
     assert made["x"].shape == made["mask"].shape == (len(sequences), max(map(len, sequences)))
 
 
-def test_padding_keeps_types_and_further_axes():
+def test_pad__padding_keeps_types_and_further_axes():
     matrices = [torch.eye(n) for n in (1, 3, 2)]
     made = pad(matrices)
     assert made["x"].shape == (3, 3, 3)
@@ -267,7 +267,7 @@ def test_padding_keeps_types_and_further_axes():
 
 
 @pytest.mark.parametrize("sequences", [[], [[1], []], [[1], [[1]]], [1, 2], [["a"]], [np.ones(2), np.ones((0, 3))]])
-def test_what_is_no_sequence_is_not_padded(sequences):
+def test_pad__what_is_no_sequence_is_not_padded(sequences):
     with pytest.raises(FLError, match="sequence"):
         pad(sequences)
 
@@ -286,7 +286,7 @@ class MeanOfSequence(nn.Module):
 
 
 @pytest.mark.parametrize("more", [{"backend": "loop"}, {"backend": "vmap"}, {"data_on": "host"}], ids=str)
-def test_what_is_behind_a_sequence_changes_nothing(more, tmp_path):
+def test_pad__what_is_behind_a_sequence_changes_nothing(more, tmp_path):
     rng = np.random.default_rng(0)
     sequences, y = [rng.normal(2 * (k % 2), 1, (rng.integers(1, 7), 2)) for k in range(100)], np.arange(100) % 2
     config = fl.Config.of(
@@ -313,7 +313,7 @@ def test_what_is_behind_a_sequence_changes_nothing(more, tmp_path):
     assert summary["final"]["accuracy"] > 0.7
 
 
-def test_graphs_are_padded_on_both_axes_and_a_sequence_with_a_feature_missing_is_none():
+def test_pad__graphs_are_padded_on_both_axes_and_a_sequence_with_a_feature_missing_is_none():
     assert fl.data.pad([np.ones((2, 2)), np.ones((5, 5))])["x"].shape == (2, 5, 5)
     assert fl.data.pad([np.ones((2, 3)), np.ones((5, 3))])["x"].shape == (2, 5, 3)
     with pytest.raises(fl.FLError, match="sequence 0 has the shape"):

@@ -33,7 +33,7 @@ def written(path, frame=FRAME):
 
 
 @pytest.mark.parametrize("of_file", [False, True])
-def test_columns_are_those_of_get_dummies(tmp_path, of_file):
+def test_table__columns_are_those_of_get_dummies(tmp_path, of_file):
     data = load(f"csv:{written(tmp_path / 'a.csv')}{QUERY}") if of_file else from_frame()
     expected = pandas.get_dummies(FRAME.drop(columns=SPECIAL), columns=["ward"]).to_numpy(np.float32)
     if of_file:  # truth values are words in a file
@@ -47,14 +47,14 @@ def test_columns_are_those_of_get_dummies(tmp_path, of_file):
     assert (data.test_owners.tolist(), data.valid.tolist()) == ([1], [False, False, False, True])
 
 
-def test_without_a_split_the_last_tenth_of_each_owner_is_for_testing():
+def test_table__without_a_split_the_last_tenth_of_each_owner_is_for_testing():
     frame = pandas.DataFrame({"x": np.arange(25.0), "y": [0, 1] * 12 + [0], "site": ["a"] * 11 + ["b"] * 13 + ["c"]})
     data = from_frame(frame, target="y", owner="site", split=None)
     assert data.test_x.ravel().tolist() == [9, 10, 22, 23]
     assert sorted([*data.x.ravel().tolist(), *data.test_x.ravel().tolist()]) == [*range(25)]
 
 
-def test_numbers_to_predict_and_owners_by_number(tmp_path):
+def test_table__numbers_to_predict_and_owners_by_number(tmp_path):
     frame = FRAME.assign(site=[7, 3, 7, 3, 7])
     data = load(f"csv:{written(tmp_path / 'a.csv', frame)}?target=weight&owner=site&split=part&task=regression")
     assert (data.task, data.names, data.y.ravel().tolist()) == ("regression", ("weight",), [60.5, 71.25, 55.5, 64.0])
@@ -62,12 +62,12 @@ def test_numbers_to_predict_and_owners_by_number(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "object"])
-def test_labels_of_every_kind_of_pandas(kind):
+def test_table__labels_of_every_kind_of_pandas(kind):
     labels = pandas.Series([0, 1, 1, 0, 1]).astype(kind)
     assert from_frame(FRAME.assign(ill=labels)).y.tolist() == [0, 1, 0, 1]
 
 
-def test_names_that_look_like_numbers_stay_names(tmp_path):
+def test_table__names_that_look_like_numbers_stay_names(tmp_path):
     (tmp_path / "t.csv").write_text("a,owner,target,split\n1,007,none at all,train\n2,12,3,train\n3,007,3,test\n")
     data = load("csv:t.csv", tmp_path)
     assert (data.owner_names, data.owners.tolist(), data.names) == (("007", "12"), [0, 1], ("3", "none at all"))
@@ -100,7 +100,7 @@ def test_names_that_look_like_numbers_stay_names(tmp_path):
         (FRAME.rename(columns={"site": "owner"}), {"owner": None}, "'owner'"),
     ],
 )
-def test_what_cannot_be_learned_from_is_named(frame, more, said):
+def test_table__what_cannot_be_learned_from_is_named(frame, more, said):
     with pytest.raises(fl.FLError, match=said):
         from_frame(frame, **more)
 
@@ -121,12 +121,12 @@ def test_what_cannot_be_learned_from_is_named(frame, more, said):
         ("a,target,owner\n1,0,x\n2,1,x\n3,1,\n", "", "'owner'"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named_by_line_and_column(tmp_path, text, query, said):
+def test_table__what_is_wrong_with_a_file_is_named_by_line_and_column(tmp_path, text, query, said):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(fl.FLError, match=said):
         load(f"csv:t.csv{query}", tmp_path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_table__a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(fl.FLError, match=r"gone\.csv"):
         load("csv:gone.csv", tmp_path)

@@ -28,12 +28,12 @@ CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]))  # surrogates are
 
 
 @given(CHARACTERS)
-def test_bytes_come_back(text):
+def test_text__bytes_come_back(text):
     assert decode(encode_bytes(text)) == text
 
 
 @given(CHARACTERS, st.booleans())
-def test_words_of_the_vocabulary_come_back(text, spaced):
+def test_text__words_of_the_vocabulary_come_back(text, spaced):
     document = words(text, spaced)
     vocabulary = vocabulary_of([document])
     tokens = encode_words(document, {word: n for n, word in enumerate(vocabulary)})
@@ -42,7 +42,7 @@ def test_words_of_the_vocabulary_come_back(text, spaced):
 
 
 @given(st.lists(st.sampled_from("abcdefg"), min_size=1), st.integers(2, 9))
-def test_the_vocabulary_is_the_most_frequent_words(document, limit):
+def test_text__the_vocabulary_is_the_most_frequent_words(document, limit):
     vocabulary = vocabulary_of([document], limit)
     assert vocabulary[0] == UNKNOWN
     assert len(vocabulary) == min(limit, 1 + len(set(document)))
@@ -57,7 +57,7 @@ def test_the_vocabulary_is_the_most_frequent_words(document, limit):
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_sequences_of_documents(length):
+def test_text__sequences_of_documents(length):
     """Words that occur once each, so that every token can be traced to its place."""
     sizes = [60, 3, 17, 0, 29]
     documents = [[f"w{d}_{i}" for i in range(n)] for d, n in enumerate(sizes)]
@@ -81,7 +81,7 @@ def test_sequences_of_documents(length):
     assert len(made.test_x) == (sum(n // 10 for n in sizes) - 1) // length
 
 
-def test_rare_words_are_learnt_as_unknown_and_bytes_are_all_known():
+def test_text__rare_words_are_learnt_as_unknown_and_bytes_are_all_known():
     """Else <unk> occurs in the test part alone."""
     made = text_module.dataset("abc", ["a b a b once " + "a b " * 23], TextOptions(length=2))
     assert made.vocabulary == (UNKNOWN, "a", "b")
@@ -99,7 +99,7 @@ def test_rare_words_are_learnt_as_unknown_and_bytes_are_all_known():
         (TextOptions(length=10**6), "longest training document has"),
     ],
 )
-def test_options_that_cannot_be_are_told(options, message):
+def test_text__options_that_cannot_be_are_told(options, message):
     with pytest.raises(fl.FLError, match=message) as error:
         data.load("pydoc", text=options)
     assert "\n" not in str(error.value)
@@ -110,7 +110,7 @@ def test_options_that_cannot_be_are_told(options, message):
 # The data sets
 
 
-def test_pydoc_is_real_and_always_the_same():
+def test_text__pydoc_is_real_and_always_the_same():
     first, capped = data.load("pydoc", "/nowhere", False), data.load("pydoc", text=TextOptions(vocabulary=100))
     text = decode(first.x.flatten(), first.vocabulary).replace("\n", "")
     assert "statement is used for conditional execution" in text
@@ -119,7 +119,7 @@ def test_pydoc_is_real_and_always_the_same():
     assert torch.equal(capped.x, first.x.where(first.x < 100, 0))
 
 
-def test_no_paragraph_of_pydoc_is_both_trained_and_tested_on():
+def test_text__no_paragraph_of_pydoc_is_both_trained_and_tested_on():
     from pydoc_data.topics import topics
 
     kept = text_module._unrepeated(topics)
@@ -141,7 +141,7 @@ def write(root, files):
 
 
 @pytest.mark.parametrize("name", ["wiki.{}.tokens", "{}.txt"])
-def test_wikitext_has_articles_and_its_own_test_part(tmp_path, name):
+def test_text__wikitext_has_articles_and_its_own_test_part(tmp_path, name):
     write(tmp_path / "wikitext-2", {name.format("train"): ARTICLES, name.format("test"): TEST})
     wiki = data.load("wikitext-2", tmp_path, False, TextOptions(vocabulary=0, length=5))
     assert wiki.owners.tolist() == [0] * 5 + [1] * 2
@@ -150,7 +150,7 @@ def test_wikitext_has_articles_and_its_own_test_part(tmp_path, name):
     assert decode(wiki.test_y[1], wiki.vocabulary).split(" ") == ["a", "b", "<unk>", ".", "\n"]
 
 
-def test_shakespeare_s_speakers_own_what_they_say(tmp_path):
+def test_text__shakespeare_s_speakers_own_what_they_say(tmp_path):
     text = "A:\nOne two three\nfour.\n\nB b:\nFive six.\n\nC:\n\nA:\nSeven eight.\n"
     write(tmp_path, {"tinyshakespeare/input.txt": text})
     plays = data.load("shakespeare", tmp_path, False, TextOptions("byte", length=2))
@@ -162,7 +162,7 @@ def test_shakespeare_s_speakers_own_what_they_say(tmp_path):
     assert "(tinyshakespeare/input.txt: 'One two' where a speaker's name" in complaint("shakespeare", tmp_path)
 
 
-def test_any_file_of_text(tmp_path):
+def test_text__any_file_of_text(tmp_path):
     write(tmp_path, {"notes/a.txt": "No man is an island,\r\n" * 30})
     made = data.load("text:notes/a.txt", tmp_path, text=TextOptions(length=6))
     same = data.load(f"text:{tmp_path}/notes/a.txt", "/nowhere", text=TextOptions(length=6))
@@ -175,7 +175,7 @@ def test_any_file_of_text(tmp_path):
             data.load("text:notes/a.txt", tmp_path)
 
 
-def test_missing_files_of_text_are_named(tmp_path):
+def test_text__missing_files_of_text_are_named(tmp_path):
     message = complaint("wikitext-2", tmp_path)
     assert "missing wikitext-2/wiki.train.tokens, wikitext-2/wiki.test.tokens; download is off" in message
     assert "train.txt and test.txt" in message
@@ -193,7 +193,7 @@ def test_missing_files_of_text_are_named(tmp_path):
     assert "--dataset wikitext-2-valid trains on" in complaint("wikitext-2", tmp_path / "valid")
 
 
-def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
+def test_text__what_is_missing_is_downloaded(tmp_path, monkeypatch):
     """From a folder, which has an address as well."""
     there, here = tmp_path / "there", tmp_path / "here"
     write(there, {"train.txt": ARTICLES, "test.txt": TEST, "input.txt": "A:\n" + "one two " * 20})
@@ -217,7 +217,7 @@ def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
 # Measures
 
 
-def test_scores_of_text_and_of_its_pieces(monkeypatch):
+def test_text__scores_of_text_and_of_its_pieces(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(11, 4, 7, generator=generator)
     labels = torch.randint(7, (11, 4), generator=generator)
@@ -241,7 +241,7 @@ def test_scores_of_text_and_of_its_pieces(monkeypatch):
 # Runs
 
 
-def test_who_holds_what_text(capsys):
+def test_text__who_holds_what_text(capsys):
     assert look(["--dataset", "pydoc", "--partition", "natural"]) == 0
     out = capsys.readouterr().out
     assert [words in out for words in ("samples of 64, ", "different tokens", "classes a client")] == [
@@ -252,7 +252,7 @@ def test_who_holds_what_text(capsys):
 
 
 @pytest.mark.slow
-def test_a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):
+def test_text__a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):
     flags = "--dataset pydoc --model transformer --partition natural --text.vocabulary 50 --text.length 16 --clients 4"
     flags += " --participants 2 --rounds 2 --local-epochs 1 --width 0.125 --depth 1 --batch-size 50 --lr 0.1"
     flags += " --algorithm fedavg --local-test 0.2 --name a"
@@ -270,7 +270,7 @@ def test_a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):
     assert rows[-1]["loss"] == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_masked_language_model_is_asked_for_what_it_does_not_see():
+def test_text__a_masked_language_model_is_asked_for_what_it_does_not_see():
     config = fl.Config.of(
         algorithm="fedavg", dataset="pydoc", partition="natural", clients=6, participants=3, min_samples=3,
         text=TextOptions(vocabulary=200, length=16), model="transformer_masked", width=0.125, depth=1,

@@ -66,7 +66,7 @@ def one_ends(rank, bad, how, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
-def test_a_lost_rank_is_named_and_nothing_is_lost(tmp_path, capfd, monkeypatch, how):
+def test_simulate__a_lost_rank_is_named_and_nothing_is_lost(tmp_path, capfd, monkeypatch, how):
     if how == "stops":
         monkeypatch.setattr(ranks, "TIMEOUT", timedelta(seconds=20))  # shorter than it is, and long for a busy machine
     simulate(CONFIG, tmp_path / "whole")
@@ -94,7 +94,7 @@ def other(rank, bad, folder):
 
 
 @pytest.mark.slow
-def test_a_rank_with_other_settings_is_refused(tmp_path, capfd):
+def test_lost_ranks__a_rank_with_other_settings_is_refused(tmp_path, capfd):
     assert ran(3, other, 2, tmp_path / "run") == [2, 2, 2]
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert line == (
@@ -109,7 +109,7 @@ def several_methods(rank, folder):
 
 
 @pytest.mark.slow
-def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
+def test_lost_ranks__a_command_with_several_methods_prints_once(tmp_path, capfd):
     assert ran(2, several_methods, tmp_path) == [0, 0]
     said = capfd.readouterr()
     assert said.out.count("results   ") == 1
@@ -126,7 +126,7 @@ def interrupted(rank, folder, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_save(tmp_path, capfd, number, code):
+def test_simulate__ctrl_c_and_sigterm_save(tmp_path, capfd, number, code):
     assert ran(2, interrupted, tmp_path / "run", number)[0] == code
     assert "error" not in capfd.readouterr().err
     simulate(CONFIG, tmp_path / "run", resume=True)
@@ -140,7 +140,7 @@ FLAGS = ["--clients", "4", "--participants", "3", "--width", "0.1", "--backend",
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["a rank is killed", "SIGTERM"])
-def test_torchrun_ends_all_ranks_and_what_was_done_is_saved(tmp_path, how):
+def test_lost_ranks__torchrun_ends_all_ranks_and_what_was_done_is_saved(tmp_path, how):
     flags = [*FLAGS, "--rounds", "100000", "--checkpoint-every", "100000", "--out", str(tmp_path), "--name", "run"]
     with subprocess.Popen([*TORCHRUN, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         table, limit = tmp_path / "run" / "metrics.csv", time.monotonic() + 120
@@ -173,7 +173,7 @@ def started_by(parent):
 
 
 @pytest.mark.slow
-def test_the_command_as_written(tmp_path):
+def test_lost_ranks__the_command_as_written(tmp_path):
     """torchrun itself, whose other ranks say nothing. Rarely a process aborts after its run, while Python ends: threads
     of torch that still hold tensors do that (pytorch/pytorch#190489).
     """

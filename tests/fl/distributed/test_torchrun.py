@@ -20,7 +20,7 @@ FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_two_processes(tmp_path):
+def test_simulate__a_run_goes_on_in_two_processes(tmp_path):
     config = FEDAVG.replace(rounds=2)
     simulate(config, tmp_path / "whole")
     simulate(config.replace(rounds=1), tmp_path / "run")
@@ -29,7 +29,7 @@ def test_a_run_goes_on_in_two_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cohort_smaller_than_the_ranks_and_one_that_is_resumed_elsewhere(tmp_path):
+def test_simulate__a_cohort_smaller_than_the_ranks_and_one_that_is_resumed_elsewhere(tmp_path):
     """A single client on three ranks, and a run that goes from two ranks to one and to three."""
     lonely = FEDAVG.replace(participants=1, rounds=2)
     configs = {"whole": FEDAVG, "lonely": lonely}
@@ -50,7 +50,7 @@ def resumed(rank, config, folder, more=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["workers", "vmap", "auto"])
-def test_backends_that_train_clients_side_by_side(tmp_path, backend):
+def test_simulate__backends_that_train_clients_side_by_side(tmp_path, backend):
     """`vmap` computes with one kernel for all clients of a rank, so its bits depend on how many there are."""
     config = FEDAVG.replace(backend=backend)
     simulate(config, tmp_path / "one")
@@ -66,7 +66,7 @@ def test_backends_that_train_clients_side_by_side(tmp_path, backend):
 
 
 @pytest.mark.slow
-def test_chunks_and_divergence_are_the_same_on_several_ranks(tmp_path):
+def test_torchrun__chunks_and_divergence_are_the_same_on_several_ranks(tmp_path):
     """Attacks and clips are in the runs of tests/fl/test_contract.py."""
     chunked = FEDAVG.replace(max_parallel_clients=1, algorithm="fedmr")
     configs = {"chunked": chunked, "diverging": FEDAVG.replace(lr=1e3, momentum=0.0, rounds=2)}
@@ -84,14 +84,14 @@ def tolerant(rank, configs, folder):
             assert name == "diverging"
 
 
-def test_the_longest_first_to_whoever_has_the_least():
+def test_deal__the_longest_first_to_whoever_has_the_least():
     assert deal([1, 5, 3, 3], 2) == [[0, 1], [2, 3]]
     assert deal([2, 2], 3) == [[0], [1], []]
     assert sorted(row for rows in deal([0] * 7, 3) for row in rows) == list(range(7))
     assert max(map(len, deal([0] * 7, 3))) == 3
 
 
-def test_ranks_end_together_though_clients_are_unequal():
+def test_deal__ranks_end_together_though_clients_are_unequal():
     """Idle share of two ranks, dealt in turn and by work: cohorts of 10, of clients with 1 to 150 steps."""
     generator = torch.Generator().manual_seed(0)
     cohorts = [torch.rand(10, generator=generator).pow(3).mul(150).int().add(1).tolist() for _ in range(100)]
@@ -104,7 +104,7 @@ def test_ranks_end_together_though_clients_are_unequal():
     assert idle(lambda cohort: deal(cohort, 2)) < 0.03
 
 
-def test_clients_are_dealt_out_by_the_steps_that_they_make(make_federation, monkeypatch):
+def test_torchrun__clients_are_dealt_out_by_the_steps_that_they_make(make_federation, monkeypatch):
     """... which are fewer for those that are stopped before the end."""
     fed, seen = make_federation("cnn", participants=4), []
 

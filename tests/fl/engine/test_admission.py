@@ -66,7 +66,7 @@ def offer(monkeypatch, *names):
 
 
 @pytest.mark.slow
-def test_the_fastest_that_agrees_is_admitted_and_what_dies_is_named(groups, monkeypatch, caplog):
+def test_admission__the_fastest_that_agrees_is_admitted_and_what_dies_is_named(groups, monkeypatch, caplog):
     """Two processes; afterwards none, neither in this run nor in another."""
     offer(monkeypatch, "crashes", "quick")
     expected, chosen = train(groups, "loop"), {}
@@ -96,7 +96,7 @@ def test_the_fastest_that_agrees_is_admitted_and_what_dies_is_named(groups, monk
         ("slow", "times as fast"),
     ],
 )
-def test_a_process_that_misbehaves_leaves_the_loop(groups, monkeypatch, name, why):
+def test_admission__a_process_that_misbehaves_leaves_the_loop(groups, monkeypatch, name, why):
     offer(monkeypatch, name)
     monkeypatch.setattr(admission, "LIMIT", 40.0)
     chosen = {}
@@ -119,7 +119,7 @@ def test_a_process_that_misbehaves_leaves_the_loop(groups, monkeypatch, name, wh
         ("wavers", False, ""),
     ],
 )
-def test_what_is_measured_decides(groups, tmp_path, name, deterministic, why):
+def test_admission__what_is_measured_decides(groups, tmp_path, name, deterministic, why):
     """In this process, without the time that another takes to start."""
     found = trial.measure(getattr(unruly, name), trial.first_steps(groups))
     (tmp_path / f"{name}.json").write_text(json.dumps(found))
@@ -130,7 +130,7 @@ def test_what_is_measured_decides(groups, tmp_path, name, deterministic, why):
 
 
 @pytest.mark.parametrize("rounding", ["float32", "bf16"])
-def test_rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_federation, tmp_path, rounding):
+def test_admission__rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_federation, tmp_path, rounding):
     (group,) = groups_of(make_federation("cnn"), objectives.cross_entropy)
     groups = [(replace(group[0], precision=Precision(rounding)), *group[1:])]
     for backend, right in ((engine.BACKENDS["vmap"], True), (unruly.differs, False)):
@@ -139,7 +139,7 @@ def test_rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_fede
         assert (admission._judge(tmp_path / "b", 0, True)[1] == "") == right
 
 
-def test_scalars_of_a_model_count_as_well(make_federation):
+def test_admission__scalars_of_a_model_count_as_well(make_federation):
     class Scaled(nn.Linear):
         def __init__(self):
             super().__init__(64, 3)
@@ -159,7 +159,7 @@ def test_scalars_of_a_model_count_as_well(make_federation):
     assert trial.measure(moved, few)["distance"] > 0.5
 
 
-def test_the_first_steps_are_those_of_the_clients_in_proportion(make_federation):
+def test_admission__the_first_steps_are_those_of_the_clients_in_proportion(make_federation):
     fed = make_federation("cnn", sizes=(60, 3, 30), participants=3).with_local(epochs=2, batch_size=3)
     (group,) = groups_of(fed, objectives.cross_entropy, (0, 1, 2))
     ((job, starts, _),) = trial.first_steps([group])
@@ -173,7 +173,7 @@ def test_the_first_steps_are_those_of_the_clients_in_proportion(make_federation)
 
 
 @pytest.mark.usefixtures("childless")
-def test_nothing_is_tried_where_it_is_not_wanted_or_does_not_pay(groups, monkeypatch, caplog):
+def test_admission__nothing_is_tried_where_it_is_not_wanted_or_does_not_pay(groups, monkeypatch, caplog):
     offer(monkeypatch, "quick", "hangs")
     monkeypatch.setitem(engine.BACKENDS, "hangs", engine.BACKENDS["loop"])
     chosen = {}
@@ -193,7 +193,7 @@ def test_nothing_is_tried_where_it_is_not_wanted_or_does_not_pay(groups, monkeyp
 
 
 @pytest.mark.usefixtures("childless")
-def test_what_cannot_be_sent_to_another_process_trains_in_the_loop(groups, monkeypatch, caplog):
+def test_admission__what_cannot_be_sent_to_another_process_trains_in_the_loop(groups, monkeypatch, caplog):
     offer(monkeypatch, "quick")
     (job, *rest), told = groups[0], "is defined in the program itself"
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_sent_to_another_process_trains_in_the_loop(groups, monke
     assert "no process could be started: [Errno 28]" in caplog.records[-1].getMessage()
 
 
-def test_a_run_over_several_ranks_keeps_the_loop(groups, monkeypatch, childless):
+def test_admission__a_run_over_several_ranks_keeps_the_loop(groups, monkeypatch, childless):
     offer(monkeypatch, "quick")
     monkeypatch.setattr(admission, "current", lambda: type("Ranks", (), {"size": 2}))
     train(groups, "auto", chosen := {}, LONG)
@@ -222,7 +222,7 @@ def test_a_run_over_several_ranks_keeps_the_loop(groups, monkeypatch, childless)
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"KEY": 1}', '{"KEY": {"backend": "magic"}}', '{"KEY": {"left_out": 3}}']
 )
-def test_a_broken_file_is_no_file(groups, monkeypatch, content):
+def test_admission__a_broken_file_is_no_file(groups, monkeypatch, content):
     offer(monkeypatch, "quick")
     monkeypatch.setattr(admission, "_decide", lambda *given: Outcome("quick", 3.0))
     train(groups, "auto", chosen := {})
@@ -233,7 +233,7 @@ def test_a_broken_file_is_no_file(groups, monkeypatch, content):
     assert json.loads(admission._file().read_text())[next(iter(chosen))]["backend"] == "quick"
 
 
-def test_a_file_that_cannot_be_written_costs_the_run_nothing(groups, monkeypatch, tmp_path):
+def test_admission__a_file_that_cannot_be_written_costs_the_run_nothing(groups, monkeypatch, tmp_path):
     (tmp_path / "cache").write_text("a file in the place of the folder")
     offer(monkeypatch, "quick")
     asked = []
@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_written_costs_the_run_nothing(groups, monkeypatch
     assert asked == [1]  # methods and seeds of a command share it
 
 
-def test_what_a_choice_holds_for(make_federation):
+def test_admission__what_a_choice_holds_for(make_federation):
     def key(fed, objective=objectives.cross_entropy, clients=(2, 0, 3), **settings):
         (group,) = groups_of(fed, objective, clients)
         return conditions.describe([(replace(group[0], **settings), *group[1:])], {"vmap": None})
@@ -265,7 +265,7 @@ def test_what_a_choice_holds_for(make_federation):
     assert len({first, *other}) == 1 + len(other)
 
 
-def test_a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monkeypatch):
+def test_admission__a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monkeypatch):
     keys = [conditions.describe(groups, {})]
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
         monkeypatch.setenv(name, "1")
@@ -286,7 +286,7 @@ def test_a_choice_holds_for_the_code_and_the_switches_of_its_trial(groups, monke
         partial(objectives.cross_entropy),
     ],
 )
-def test_objectives_travel_to_another_process(make_federation, tmp_path, objective):
+def test_admission__objectives_travel_to_another_process(make_federation, tmp_path, objective):
     torch.save(objective, tmp_path / "a", pickle_module=trial.Pickle)
     sent = torch.load(tmp_path / "a", weights_only=False)
     logits, labels, more = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.randn(4, 3)
@@ -299,7 +299,7 @@ def test_objectives_travel_to_another_process(make_federation, tmp_path, objecti
         assert torch.equal(sent(lambda params, x: x, {}, {"held": torch.ones(3)}, one), expected)
 
 
-def test_what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatch):
+def test_admission__what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatch):
     offer(monkeypatch, "quick")
     allowed = []
     monkeypatch.setattr(admission, "_seconds_of_round", lambda *_: 50.0)
@@ -314,7 +314,7 @@ def test_what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatc
     assert allowed == pytest.approx([20, 45], abs=1)
 
 
-def test_a_device_that_others_have_taken_is_tried_again(groups, monkeypatch, tmp_path):
+def test_admission__a_device_that_others_have_taken_is_tried_again(groups, monkeypatch, tmp_path):
     """... by a run of twice the length; what raises for another reason is not."""
     monkeypatch.setattr(admission, "_start", lambda *given: SimpleNamespace(communicate=lambda *_: None, returncode=0))
     monkeypatch.setattr(admission, "_kill", lambda child: None)
@@ -332,7 +332,7 @@ def test_a_device_that_others_have_taken_is_tried_again(groups, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("name", ["hangs", "slow"])
-def test_a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatch, name):
+def test_admission__a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatch, name):
     """A fiftieth of the run, with all that it takes: the loop's steps, writing, processes that import, and their end.
 
     One whose turn comes when nothing is left has a second.
@@ -347,7 +347,9 @@ def test_a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatch, name):
 
 
 @pytest.mark.parametrize("clients", [(0,), (2, 0, 3)])
-def test_a_run_that_is_too_short_to_try_makes_hardly_a_step_more(make_federation, monkeypatch, childless, clients):
+def test_admission__a_run_that_is_too_short_to_try_makes_hardly_a_step_more(
+    make_federation, monkeypatch, childless, clients
+):
     """At most those of one of its rounds, to know how short it is."""
     offer(monkeypatch, "quick")
     made, step = [], Replica.step
@@ -359,7 +361,7 @@ def test_a_run_that_is_too_short_to_try_makes_hardly_a_step_more(make_federation
     assert len(made) <= 3 * of_a_round
 
 
-def test_a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_path):
+def test_admission__a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_path):
     score = Path("/proc/self/oom_score_adj")
     if not score.exists():
         pytest.skip("this system has no such score")
@@ -370,13 +372,13 @@ def test_a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_
     assert int(done.stdout) == 1000
 
 
-def test_a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
+def test_admission__a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     trial.attend(str(tmp_path / "trial"), "quick", "cpu")
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_run_keeps_its_choice_and_asks_again_on_another_device(tmp_path, monkeypatch):
+def test_simulate__a_run_keeps_its_choice_and_asks_again_on_another_device(tmp_path, monkeypatch):
     offer(monkeypatch, "quick")
     asked = []
     monkeypatch.setattr(admission, "_decide", lambda *given: asked.append(given[2]) or Outcome("quick", 3.0, late=-1.0))

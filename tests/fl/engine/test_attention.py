@@ -10,7 +10,7 @@ from fl.engine.draws import Drawing, Draws
 from fl.engine.precision import plain_attention
 
 
-def test_the_last_to_leave_puts_the_switch_back():
+def test_attention__the_last_to_leave_puts_the_switch_back():
     def fused():
         return torch.backends.cuda.flash_sdp_enabled()
 
@@ -36,7 +36,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_attention_with_almost_no_dropout_is_torchs(name):
+def test_attention__with_almost_no_dropout_is_torchs(name):
     """Values and gradients, of masks of every kind."""
     generator = torch.Generator().manual_seed(0)
     inputs = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n, shape in SHAPES.items()}
@@ -52,7 +52,7 @@ def test_attention_with_almost_no_dropout_is_torchs(name):
     torch.testing.assert_close(*found)
 
 
-def test_dropout_of_attention_drops_that_share_of_weights_and_keeps_the_mean():
+def test_attention__dropout_of_attention_drops_that_share_of_weights_and_keeps_the_mean():
     q, value = torch.zeros(1, 1, 200, 4), torch.eye(100)[None, None]
     key = torch.zeros(1, 1, 100, 4)
     before = torch.get_rng_state()
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.parametrize("attention", ["fused", "layer", "weights"])
-def test_backends_agree_on_attention_with_dropout(attention):
+def test_attention__backends_agree_on_attention_with_dropout(attention):
     torch.manual_seed(0)
     net, x = Encoder(attention), torch.randn(60, 64)
     data = fl.Dataset.from_arrays(x, torch.arange(60) % 3, x[:9], torch.arange(9) % 3)

@@ -128,7 +128,7 @@ QUICK = [  # `workers` is `loop` in threads
 
 
 @pytest.mark.parametrize(("case", "backend"), some(PAIRS, QUICK))
-def test_backends_equal_plain_pytorch(make_federation, case, backend):
+def test_backends__equal_plain_pytorch(make_federation, case, backend):
     """float64, a proximal term, ragged clients with starts of their own, each against a deep copy trained by
     torch.optim on batches written out sample by sample.
     """
@@ -191,13 +191,13 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("case", RANDOM)
-def test_random_steps_with_partial_batches_are_the_same_in_every_backend(make_federation, case):
+def test_backends__random_steps_with_partial_batches_are_the_same_in_every_backend(make_federation, case):
     model, settings = RANDOM[case]
     fed = make_federation(model if isinstance(model, str) else model(), last_batch="partial", **settings)
     assert_close(trained(fed, "workers", 4), trained(fed, "loop", 4), rtol=1e-4, atol=1e-5)
 
 
-def test_values_of_samples_stay_with_them(make_federation):
+def test_backends__values_of_samples_stay_with_them(make_federation):
     fed = make_federation("cnn", last_batch="partial")
     logits = torch.randn(len(fed.data.y), 3, generator=torch.Generator().manual_seed(0))
     how = {"objective": with_logits(cross_entropy), "per_sample": logits}
@@ -206,7 +206,7 @@ def test_values_of_samples_stay_with_them(make_federation):
     assert not torch.allclose(trained(fed, "loop", 4, **swapped).loss, trained(fed, "loop", 4, **how).loss)
 
 
-def test_of_text_every_token_counts_once():
+def test_backends__of_text_every_token_counts_once():
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randint(9, (15, 6), generator=draw) for _ in range(2))
     data, none = Dataset("random", x.int(), y, x[:2].int(), y[:2], 9), torch.empty(0, dtype=torch.int64)
@@ -221,7 +221,7 @@ def test_of_text_every_token_counts_once():
     assert losses[14:].mean().item() == pytest.approx(loop.loss[3].item(), rel=1e-5)
 
 
-def test_a_gpu_agrees(cuda, make_federation):
+def test_backends__a_gpu_agrees(cuda, make_federation):
     fed = make_federation("cnn", last_batch="partial", augment=Augment(crop=2, flip=True))
     expected = trained(fed, "loop")
     moved = replace(fed, model=fed.model.to("cuda"), data=fed.data.to("cuda"))
@@ -231,7 +231,7 @@ def test_a_gpu_agrees(cuda, make_federation):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_objectives_may_call_with_some_parameters_and_other_models(make_federation, backend):
+def test_backends__objectives_may_call_with_some_parameters_and_other_models(make_federation, backend):
     """What is left out is the client's own; a teacher that the objective knows gets no gradient."""
     teacher = nn.Linear(64, 3).double()
 
@@ -249,7 +249,7 @@ def test_objectives_may_call_with_some_parameters_and_other_models(make_federati
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_whatever_mode_of_autograd_surrounds_it(make_federation, backend):
+def test_backends__whatever_mode_of_autograd_surrounds_it(make_federation, backend):
     fed = make_federation("cnn", norm="batch")
     expected = trained(fed, backend)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -259,7 +259,7 @@ def test_whatever_mode_of_autograd_surrounds_it(make_federation, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_losses_of_short_numbers_are_summed_in_longer_ones(make_federation, backend):
+def test_backends__losses_of_short_numbers_are_summed_in_longer_ones(make_federation, backend):
     """bfloat16 cannot count beyond 256."""
     one_step = {"epochs": 1, "batch_size": 1, "optimizer": SGD(1e-9, 0.0)}
     fed = make_federation(linear().to(torch.bfloat16), sizes=(400,), participants=1, **one_step)
@@ -271,7 +271,7 @@ def test_losses_of_short_numbers_are_summed_in_longer_ones(make_federation, back
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers"])
-def test_channels_last_is_a_layout_only(make_federation, backend):
+def test_backends__channels_last_is_a_layout_only(make_federation, backend):
     fed = make_federation("resnet20", dtype=torch.float64)
     last = fed.with_local(precision=Precision(channels_last=True))
     plain, laid = (trained(f, backend) for f in (fed, last))
@@ -287,7 +287,7 @@ def test_channels_last_is_a_layout_only(make_federation, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
+def test_backends__bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
     fed = make_federation("cnn", optimizer=SGD(0.01, 0.0))
     exact, rough = (trained(fed.with_local(precision=Precision(name)), backend) for name in ("float32", "bf16"))
     for name, tensor in exact.states.items():
@@ -296,7 +296,7 @@ def test_bf16_computes_in_bfloat16_and_keeps_weights(make_federation, backend):
         assert 0 < difference < 0.2, name
 
 
-def test_the_learning_rate_follows_its_schedule(make_federation):
+def test_backends__the_learning_rate_follows_its_schedule(make_federation):
     fed = make_federation("cnn", optimizer=SGD(0.1))
     late = fed.with_local(schedule=schedule("step", 8))
     for number, lr in ((4, 0.1), (5, 0.01), (7, 0.001)):
@@ -308,7 +308,7 @@ def test_the_learning_rate_follows_its_schedule(make_federation):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkeypatch, caplog, where):
+def test_backends__auto_takes_another_backend_wherever_one_refuses(make_federation, monkeypatch, caplog, where):
     """... and says so once; what all refuse is the model's own fault and told as it is."""
     momentum = None if where == "forward" else 0.1
     fed = make_federation(nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=momentum), nn.Flatten()))
@@ -330,7 +330,7 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
         FLError("the setting cannot be"), ValueError("of an objective"), KeyError("of the model"),
     ],
 )  # fmt: skip
-def test_auto_raises_what_is_no_refusal(make_federation, monkeypatch, caplog, error):
+def test_backends__auto_raises_what_is_no_refusal(make_federation, monkeypatch, caplog, error):
     monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(error))
     monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
     with pytest.raises(type(error), match=re.escape(str(error))):
@@ -353,7 +353,7 @@ def refuse(error):
         (2, "resnet20", (3, 8, 8), ["vmap", "workers", "loop"]),
     ],
 )
-def test_the_order_in_which_auto_tries_backends_on_the_cpu(monkeypatch, threads, model, shape, expected):
+def test_backends__the_order_in_which_auto_tries_backends_on_the_cpu(monkeypatch, threads, model, shape, expected):
     """Small steps of several clients as one program, others in threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
@@ -385,13 +385,13 @@ def test_the_order_in_which_auto_tries_backends_on_the_cpu(monkeypatch, threads,
         ({"epochs": 0}, r"epochs=0\): give 1 or more"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make_federation, settings, message):
+def test_backends__settings_that_cannot_be_are_refused(make_federation, settings, message):
     with pytest.raises(FLError, match=message):
         make_federation("cnn", **settings)
 
 
 @pytest.mark.parametrize(("backend", "message"), [("workers", "CPU"), ("graphs", "--backend")])
-def test_settings_that_a_gpu_cannot_have_are_refused(backend, message):
+def test_backends__settings_that_a_gpu_cannot_have_are_refused(backend, message):
     with pytest.raises(FLError, match=message):
         check(backend, torch.device("cuda"), Precision(), partial=True)
 
@@ -425,12 +425,12 @@ NORM = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3))
         (NORM, "loop", {"batch_size": 2, "last_batch": "partial"}, "--last-batch"),
     ],
 )
-def test_models_that_cannot_be_trained_are_refused_by_name(make_federation, net, backend, settings, message):
+def test_backends__models_that_cannot_be_trained_are_refused_by_name(make_federation, net, backend, settings, message):
     with pytest.raises(FLError, match=message):
         trained(make_federation(net, **settings), backend)
 
 
-def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation, monkeypatch):
+def test_backends__workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation, monkeypatch):
     monkeypatch.setitem(engine.BACKENDS, "workers", workers)  # without what the fixture of all tests does with threads
     torch.set_num_threads(2)
     calls = []
@@ -449,7 +449,7 @@ def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_fed
     assert torch.get_num_threads() == 2
 
 
-def test_when_one_of_the_workers_fails_the_others_stop_after_their_step(make_federation):
+def test_backends__when_one_of_the_workers_fails_the_others_stop_after_their_step(make_federation):
     """Not only at the end of their client, which may be minutes later."""
     steps, failed = [], threading.Event()
 
@@ -481,7 +481,7 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_embeddings_learn_nothing_of_padding(backend, tmp_path):
+def test_simulate__embeddings_learn_nothing_of_padding(backend, tmp_path):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(9, (60, 6), generator=generator).int(), torch.arange(60) % 3
     data, net = Dataset.from_arrays(x[:40], y[:40], x[40:], y[40:]), Padded()

@@ -57,7 +57,7 @@ PLAIN, ASCENDING = (Adam(2**-6), None), (SGD(2**-5, 0.9), adaptive_ascent(0.1))
         [(*PLAIN, 1), (*ASCENDING, 2), (*PLAIN, 8)],
     ),
 )
-def test_clients_of_several_architectures_take_turns(make_federation, captures, places, optimizer, ascent):
+def test_graphs__clients_of_several_architectures_take_turns(make_federation, captures, places, optimizer, ascent):
     fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer, schedule=lambda number: 2.0**-number)
     size = {"num_classes": 3, "in_channels": 1, "image_size": 8}
     models = [zoo.create("cnn", torch.Generator().manual_seed(1), **size, width=w).double() for w in (0.25, 0.125)]
@@ -79,7 +79,7 @@ def test_clients_of_several_architectures_take_turns(make_federation, captures, 
 
 
 @pytest.mark.slow
-def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_federation, captures):
+def test_graphs__captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_federation, captures):
     fed = make_federation("cnn", optimizer=SGD(0.1))
 
     def count(fed, numbers, each=LocalObjective()):
@@ -135,7 +135,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", some([0, 1], [1]))
-def test_a_model_that_was_changed_is_captured_anew(make_federation, captures, place, change):
+def test_graphs__a_model_that_was_changed_is_captured_anew(make_federation, captures, place, change):
     """In whichever of its modules it was."""
 
     class Both(nn.Module):
@@ -159,7 +159,7 @@ def test_a_model_that_was_changed_is_captured_anew(make_federation, captures, pl
     assert len(captures) == 3
 
 
-def test_a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation, captures):
+def test_graphs__a_capture_reads_what_stands_beside_the_samples_in_its_round(make_federation, captures):
     """The first table is gone when the second comes, and its place in memory may be taken."""
     fed, objective = make_federation("cnn", dtype=torch.float64, optimizer=SGD(2**-5)), with_logits(cross_entropy)
     for number, scale in enumerate((1.0, 1.0, -1.0), 1):

@@ -37,7 +37,7 @@ def are_equally_frequent(numbers, n):
 
 
 @pytest.mark.parametrize(("draw", "law"), [(Draws.uniform, "uniform"), (Draws.normal, "norm")])
-def test_numbers_have_their_law_and_are_independent(draw, law):
+def test_steps__numbers_have_their_law_and_are_independent(draw, law):
     """... of neighbours, keys, draws and streams, they and their squares, each of 100,000 numbers."""
     four, shape = keys(0, 1, -(2**31), 123456789), (100_000,)
     draws = Draws(four)
@@ -53,7 +53,7 @@ def test_numbers_have_their_law_and_are_independent(draw, law):
         assert 3.7 < one.abs().max() < 5.8
 
 
-def test_the_smallest_uniform_number_has_a_logarithm(monkeypatch):
+def test_steps__the_smallest_uniform_number_has_a_logarithm(monkeypatch):
     for value in (0.0, 1 - 2**-24):
         monkeypatch.setattr(Draws, "uniform", lambda self, shape, value=value: torch.full(shape, value))
         assert Draws(keys(1)[0]).normal((2,)).isfinite().all()
@@ -70,7 +70,7 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_functions_of_torch_draw_what_they_promise_from_the_key(name):
+def test_steps__functions_of_torch_draw_what_they_promise_from_the_key(name):
     function, law, parameters = DISTRIBUTIONS[name]
     before = torch.get_rng_state()
     with drawing(3):
@@ -86,7 +86,7 @@ def test_functions_of_torch_draw_what_they_promise_from_the_key(name):
         assert abs(torch.corrcoef(torch.stack([first, a]))[0, 1]) < 0.03
 
 
-def test_sizes_dtypes_and_devices_are_those_asked_for():
+def test_steps__sizes_dtypes_and_devices_are_those_asked_for():
     with drawing():
         for function in (torch.rand, torch.randn):
             for out in (function(2, 3), function((2, 3)), function([2, 3]), function(size=(2, 3))):
@@ -104,7 +104,7 @@ def test_sizes_dtypes_and_devices_are_those_asked_for():
             assert abs(drawn.double().mean() - 0.5) < 0.01
 
 
-def test_integers_are_equally_frequent():
+def test_steps__integers_are_equally_frequent():
     with drawing():
         calls = [
             (torch.randint(-2, 5, (70_000,)), -2, 7),
@@ -129,12 +129,12 @@ def test_integers_are_equally_frequent():
         (lambda: torch.randn(2, requires_grad=True), "requires_grad"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(draw, message):
+def test_steps__what_cannot_be_drawn_is_refused(draw, message):
     with drawing(), pytest.raises(FLError, match=message):
         draw()
 
 
-def test_a_generator_of_their_own_and_usual_arguments_are_left_alone():
+def test_steps__a_generator_of_their_own_and_usual_arguments_are_left_alone():
     def drawn():
         for draw in (
             lambda g: torch.rand(3, generator=g), lambda g: torch.randn(3, generator=g),
@@ -151,7 +151,7 @@ def test_a_generator_of_their_own_and_usual_arguments_are_left_alone():
 
 
 @pytest.mark.parametrize("fill", [torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_])
-def test_a_shared_tensor_is_returned_or_noticed(fill):
+def test_steps__a_shared_tensor_is_returned_or_noticed(fill):
     def one(key, ignore):
         with Drawing(Draws(key)):
             noise = torch.empty(9)
@@ -173,7 +173,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("function", "shape", "whole"), SHAPES)
 @pytest.mark.filterwarnings("ignore:dropout2d")
-def test_dropout_means_what_torch_means(function, shape, whole):
+def test_steps__dropout_means_what_torch_means(function, shape, whole):
     """Which share is dropped, what is dropped as a whole (the axes from `whole` on), and how the rest grows."""
 
     def share(out):
@@ -213,7 +213,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(crop=2, flip=True)])
-def test_backends_draw_the_same_as_one_client_by_hand(make_federation, augment):
+def test_steps__backends_draw_the_same_as_one_client_by_hand(make_federation, augment):
     fed = make_federation(Net().double(), optimizer=SGD(0.1, 0.9), augment=augment)
     rng, starts = Rng(0, 1), surgery.broadcast(fed.initial(), 3)
     batches = make_batches([fed.clients[3].train], [3], fed.local.epochs, fed.local.batch_size, rng, "cpu")
@@ -233,7 +233,7 @@ def test_backends_draw_the_same_as_one_client_by_hand(make_federation, augment):
     assert not torch.allclose(fed.train(starts, [2, 0, 3], Rng(0, 2)).loss, trained.loss)
 
 
-def test_crops_and_flips_are_those_of_an_image_at_a_time():
+def test_steps__crops_and_flips_are_those_of_an_image_at_a_time():
     images = torch.randint(1, 256, (2, 6, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     out = Augment(crop=2, flip=True)(images, keys(3, 4))
     seen = set()
@@ -255,13 +255,13 @@ def test_crops_and_flips_are_those_of_an_image_at_a_time():
     assert torch.equal(flipped[~same], images[~same].flip(-1))
 
 
-def test_all_crops_are_drawn_equally_often():
+def test_steps__all_crops_are_drawn_equally_often():
     place = torch.arange(1, 50, dtype=torch.uint8).view(1, 1, 7, 7).expand(20_000, 1, 7, 7)
     assert are_equally_frequent(Augment(crop=3)(place, keys(11)[0])[:, 0, 3, 3].long() - 1, 49)
 
 
 @pytest.mark.parametrize("last", ["filled", "partial"])
-def test_batches_follow_their_definition(last):
+def test_steps__batches_follow_their_definition(last):
     """3, 4 and 7 samples in batches of 4, two steps on each: the shape is one for all."""
     parts = [torch.arange(10 * k, 10 * k + n) for k, n in enumerate((3, 4, 7))]
     batches = make_batches(parts, [5, 6, 7], 2, 4, Rng(0, 1), "cpu", repeats=2, last=last)
@@ -280,7 +280,7 @@ def test_batches_follow_their_definition(last):
     assert not torch.equal(alone.index, later.index)
 
 
-def test_batches_that_memory_cannot_hold_are_refused_by_what_makes_them_many():
+def test_steps__batches_that_memory_cannot_hold_are_refused_by_what_makes_them_many():
     how = {"size": 2, "rng": Rng(0), "device": "cpu"}
     with pytest.raises(FLError, match=r"the batches of 1,152,\S+ epochs would take .*: use fewer of them"):
         make_batches([torch.arange(4)], [0], epochs=2**60, **how)
@@ -288,21 +288,21 @@ def test_batches_that_memory_cannot_hold_are_refused_by_what_makes_them_many():
         make_batches([torch.arange(4)], [0], epochs=3, repeats=2**60, **how)
 
 
-def test_scalar_parameters_are_clipped_alike():
+def test_steps__scalar_parameters_are_clipped_alike():
     scalar, vector = torch.tensor(3.0), torch.tensor([0.0, 4.0])
     one, two = clipped([scalar, vector], 1.0, lead=0), clipped([scalar[None], vector[None]], 1.0, lead=1)
     torch.testing.assert_close(one[0], torch.tensor(0.6))
     torch.testing.assert_close([g[0] for g in two], one)
 
 
-def test_gradients_keep_their_types_where_they_are_clipped():
+def test_steps__gradients_keep_their_types_where_they_are_clipped():
     low, high = torch.tensor([[3.0]], dtype=torch.bfloat16), torch.tensor([[4.0]])
     found = clipped([low, high], 1.0, lead=1)
     assert [g.dtype for g in found] == [torch.bfloat16, torch.float32]
     torch.testing.assert_close([g.item() for g in found], [0.6, 0.8], rtol=0, atol=0.004)
 
 
-def test_schedules_end_where_they_should():
+def test_steps__schedules_end_where_they_should():
     assert [schedule("step", 1)(1), schedule("step", 2)(1)] == [1, 1]  # the first round is never decayed
     assert [schedule("step", 7)(r) for r in range(1, 8)] == pytest.approx(
         [1, 1, 1, 0.1, 0.1, 0.01, 0.01]
@@ -329,7 +329,7 @@ def test_schedules_end_where_they_should():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_warm_up_rises_to_what_the_schedule_says(name):
+def test_steps__a_warm_up_rises_to_what_the_schedule_says(name):
     plain, warm = schedule(name, 20), schedule(name, 20, warmup=4)
     assert [warm(r) / plain(r) for r in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
     assert [warm(r) for r in range(5, 21)] == [plain(r) for r in range(5, 21)]

@@ -41,7 +41,7 @@ class Repeated(nn.Module):
 
 
 @pytest.mark.parametrize(("made", "count"), [(Positions, 2 * (64 * 32 + 32 * 10)), (Repeated, 2 * 2 * 64 * 64)])
-def test_products_are_counted(made, count):
+def test_work__products_are_counted(made, count):
     model = made()
     assert flops(model, load("digits")) == count
     assert activation_bytes(model, load("digits")) > 0
@@ -60,7 +60,7 @@ class Chance(nn.Module):
         return self.out(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
-def test_counting_on_the_cpu_gives_what_the_meta_device_gives_and_draws_nothing(monkeypatch):
+def test_work__counting_on_the_cpu_gives_what_the_meta_device_gives_and_draws_nothing(monkeypatch):
     """Counted are torch's formulas, without what takes seconds to import where the operations are plain."""
     digits, state = load("digits"), torch.get_rng_state()
     makers = [lambda name=name: Spec(name, in_channels=1, image_size=8).build() for name in ("cnn", "resnet20")]

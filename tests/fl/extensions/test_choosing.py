@@ -61,7 +61,7 @@ def bulyan_chosen(points, f):
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (7, 2), (9, 1)])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_krum_and_multikrum_line_by_line(n, f, seed):
+def test_choosing__krum_and_multikrum_line_by_line(n, f, seed):
     models = random_models(n, seed, far=f)
     scores = krum_scores(vectors(models), f)
     order = sorted(range(n), key=scores.__getitem__)
@@ -77,7 +77,7 @@ def test_krum_and_multikrum_line_by_line(n, f, seed):
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (7, 1), (9, 1), (12, 2), (15, 3)])
-def test_bulyan_line_by_line(n, f):
+def test_choosing__bulyan_line_by_line(n, f):
     models = random_models(n, n, far=f)
     chosen = bulyan_chosen(vectors(models), f)
     assert len(chosen) == n - 2 * f
@@ -96,7 +96,7 @@ def test_bulyan_line_by_line(n, f):
 
 @pytest.mark.parametrize("rule", ["krum", "multikrum", "bulyan"])
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, 1e38, -3e4])
-def test_what_is_sent_to_do_harm_is_not_taken(rule, spoilt):
+def test_choosing__what_is_sent_to_do_harm_is_not_taken(rule, spoilt):
     models = {name: t.float() if t.is_floating_point() else t for name, t in random_models(7).items()}
     models["w"][2, 0, 0] = spoilt
     after = Defence(rule).average(models, None, None, NAMES)
@@ -104,7 +104,7 @@ def test_what_is_sent_to_do_harm_is_not_taken(rule, spoilt):
     assert ((after["w"] >= honest.amin(0)) & (after["w"] <= honest.amax(0))).all()
 
 
-def test_distances_are_those_of_parameters_and_of_all_where_there_are_none():
+def test_choosing__distances_are_those_of_parameters_and_of_all_where_there_are_none():
     models = random_models(5)
     one = Defence("krum").average(models, None, None, NAMES)
     models["s"] = models["s"].flip(0)
@@ -114,7 +114,7 @@ def test_distances_are_those_of_parameters_and_of_all_where_there_are_none():
     assert torch.equal(Defence("krum").average(only, None, None, NAMES)["s"], only["s"][int(np.argmin(scores))])
 
 
-def test_too_few_models_are_refused_with_the_numbers(make_federation, monkeypatch):
+def test_choosing__too_few_models_are_refused_with_the_numbers(make_federation, monkeypatch):
     fed = make_federation(participants=4)
     for defence, message in (
         (Defence("krum"), "--defence.malicious"),
@@ -134,7 +134,7 @@ def test_too_few_models_are_refused_with_the_numbers(make_federation, monkeypatc
         Defence("krum").average([], [], {}, plans=[])
 
 
-def test_methods_take_the_rule(make_federation):
+def test_choosing__methods_take_the_rule(make_federation):
     """What fedrep's clients keep has no say in who is chosen."""
     fed = make_federation(participants=4, defence=Defence("krum", malicious=0))
     for method in (fedavg, fedmr, fedrep):
@@ -165,7 +165,7 @@ def by_hand(fed, server, update, options):
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.5])
-def test_fltrust_line_by_line(make_federation, lr):
+def test_fltrust__line_by_line(make_federation, lr):
     fed = make_federation(participants=4, dtype=torch.float64)
     y = fed.data.y.clone()
     y[fed.clients.train[1]] = (y[fed.clients.train[1]] + 1) % 3
@@ -180,7 +180,7 @@ def test_fltrust_line_by_line(make_federation, lr):
     assert update.metrics["trusted"] == trusted
 
 
-def test_fltrust_keeps_the_model_where_it_trusts_nobody(make_federation, monkeypatch):
+def test_fltrust__keeps_the_model_where_it_trusts_nobody(make_federation, monkeypatch):
     fed = make_federation(participants=2)
     algorithm = fltrust(fed, FLTrustOptions(root=9))
     monkeypatch.setattr(fl.algorithms.fltrust, "cosine", lambda steps, root: -torch.ones(2, 1))
@@ -189,7 +189,7 @@ def test_fltrust_keeps_the_model_where_it_trusts_nobody(make_federation, monkeyp
     assert update.metrics["trusted"] == 0
 
 
-def test_fltrust_needs_its_samples(make_federation):
+def test_fltrust__needs_its_samples(make_federation):
     fed = make_federation()
     with pytest.raises(FLError, match=r"root 1000: all clients have \d+ samples"):
         fltrust(fed, FLTrustOptions(root=1000))

@@ -41,7 +41,7 @@ def steps_of(fed, update, start):
 
 
 @pytest.mark.parametrize("share", [0.001, 0.03, 0.5, 1.0])
-def test_topk_sends_the_largest_entries_of_the_whole_update(share):
+def test_compression__topk_sends_the_largest_entries_of_the_whole_update(share):
     start = {"w": draw(3, 6, 7, seed=1), "b": draw(3, 5, seed=2), "mean": draw(3, 4, seed=3)}
     step = {"w": draw(3, 6, 7, seed=4), "b": 10 * draw(3, 5, seed=5), "mean": draw(3, 4, seed=6)}
     end = {name: start[name] + step[name] for name in start}
@@ -59,12 +59,12 @@ def test_topk_sends_the_largest_entries_of_the_whole_update(share):
     assert torch.equal(result.received["mean"], end["mean"])
 
 
-def test_topk_sends_exactly_k_entries_also_of_equal_ones():
+def test_compression__topk_sends_exactly_k_entries_also_of_equal_ones():
     assert (largest(torch.ones(2, 9), 4) != 0).sum(1).tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8, 16])
-def test_quantisation_line_by_line(bits):
+def test_compression__quantisation_line_by_line(bits):
     steps, chance = draw(2, 3, 4), draw(2, 3, 4, seed=1).abs() % 1
     found, most = quantised(steps, bits, chance), 2 ** (bits - 1) - 1
     for row in range(2):
@@ -76,7 +76,7 @@ def test_quantisation_line_by_line(bits):
     assert len(found[0].unique()) <= 2**bits - 1
 
 
-def test_quantisation_at_random_has_the_right_mean_and_no_entry_moves_by_more_than_a_level():
+def test_compression__quantisation_at_random_has_the_right_mean_and_no_entry_moves_by_more_than_a_level():
     """Of 4,000 clients, each of whom rounds the same update with its own random numbers."""
     step = draw(1, 20).float()
     start = {"w": torch.zeros(4000, 20)}
@@ -88,7 +88,7 @@ def test_quantisation_at_random_has_the_right_mean_and_no_entry_moves_by_more_th
     assert len(many.unique(dim=0)) > 1000
 
 
-def test_what_is_rounded_depends_on_the_client_and_the_round_not_on_who_is_beside_it():
+def test_compression__what_is_rounded_depends_on_the_client_and_the_round_not_on_who_is_beside_it():
     end, start = {"w": draw(3, 50)}, {"w": torch.zeros(3, 50).double()}
 
     def sent(rows, clients, number=1):
@@ -101,14 +101,14 @@ def test_what_is_rounded_depends_on_the_client_and_the_round_not_on_who_is_besid
     assert not torch.equal(sent([0], [4], number=2), every[:1])
 
 
-def test_what_did_not_move_is_not_a_number_nowhere():
+def test_compression__what_did_not_move_is_not_a_number_nowhere():
     start = {"w": draw(2, 5), "none": torch.zeros(2, 0)}
     for compression in KINDS:
         result = compression.compressed(start, start, {}, [0, 1], Rng(0), {"w", "none"})
         assert_same(result.received, start)
 
 
-def test_quantisation_with_feedback_leaves_less_than_it_was_given():
+def test_compression__quantisation_with_feedback_leaves_less_than_it_was_given():
     """Rounded at random, one large entry among many small ones would leave some of these with more."""
     step, left = {"w": torch.cat([torch.ones(1, 1), torch.full((1, 999), 0.01)], 1)}, {"w": torch.zeros(1, 1000)}
     compression, start = Compression("quantise", bits=2, feedback=True), {"w": torch.zeros(1, 1000)}
@@ -121,7 +121,7 @@ def test_quantisation_with_feedback_leaves_less_than_it_was_given():
 
 
 @pytest.mark.parametrize("compression", KINDS[2:])
-def test_with_feedback_all_that_was_learnt_is_sent_or_kept(compression, make_federation):
+def test_compression__with_feedback_all_that_was_learnt_is_sent_or_kept(compression, make_federation):
     """Of each client: its true updates are what it sent and what is left, in sum over the rounds."""
     fed = make_federation(dtype=torch.float64, participants=2)
     algorithm, server = within(fedavg(fed), compression=compression), None
@@ -140,7 +140,7 @@ def test_with_feedback_all_that_was_learnt_is_sent_or_kept(compression, make_fed
     torch.testing.assert_close(sent + left, learnt, rtol=0, atol=1e-12)
 
 
-def test_the_server_averages_what_it_receives(make_federation):
+def test_compression__the_server_averages_what_it_receives(make_federation):
     fed = make_federation(dtype=torch.float64)
     ((server, update),) = play(within(fedavg(fed), compression=TOPK), fed, rounds=1)
     assert_same(server["global"], fed.average(update.received, update.sizes))
@@ -148,7 +148,7 @@ def test_the_server_averages_what_it_receives(make_federation):
 
 
 @pytest.mark.parametrize("make", [fedavg, fedrep])
-def test_with_share_1_and_16_bits_little_is_lost(make, make_federation):
+def test_compression__with_share_1_and_16_bits_little_is_lost(make, make_federation):
     fed = make_federation(dtype=torch.float64)
     expected = play(make(fed), fed)[-1][0]["global"]
     for compression, atol in ((Compression("topk", share=1.0), 1e-12), (Compression("quantise", bits=16), 1e-4)):
@@ -157,7 +157,7 @@ def test_with_share_1_and_16_bits_little_is_lost(make, make_federation):
             torch.testing.assert_close(found[name], expected[name], rtol=0, atol=atol)
 
 
-def test_a_client_that_is_dropped_keeps_what_it_has_not_sent(make_federation, monkeypatch):
+def test_compression__a_client_that_is_dropped_keeps_what_it_has_not_sent(make_federation, monkeypatch):
     algorithm = within(fedavg(make_federation()), compression=KINDS[2])
     ((before, _),) = played(algorithm, [[0, 1, 2]])
     poison(monkeypatch, {1}, [1])
@@ -172,7 +172,7 @@ def test_a_client_that_is_dropped_keeps_what_it_has_not_sent(make_federation, mo
 
 
 @pytest.mark.parametrize("compression", [replace(TOPK, feedback=True), Compression("quantise", bits=16)])
-def test_backends_agree(compression, make_federation):
+def test_compression__backends_agree(compression, make_federation):
     fed = make_federation(dtype=torch.float64)
     expected, *others = (
         play(within(fedavg(fed.with_local(**how)), compression=compression), fed)[-1][0]
@@ -184,7 +184,7 @@ def test_backends_agree(compression, make_federation):
                 torch.testing.assert_close(server[part][name], tensor, rtol=1e-6, atol=1e-9)
 
 
-def test_attackers_compress_as_well(make_federation):
+def test_compression__attackers_compress_as_well(make_federation):
     fed = make_federation()
     fed = wrapped(fed, attack=Attack(frozenset({0, 1, 2, 3}), fed.data, 5.0))
     ((_, update),) = play(within(fedavg(fed), compression=TOPK), fed, rounds=1)
@@ -192,7 +192,7 @@ def test_attackers_compress_as_well(make_federation):
     assert 0.09 < shares.min() <= shares.max() < 0.11
 
 
-def test_what_is_small_but_common_to_all_is_learnt_with_feedback_alone():
+def test_compression__what_is_small_but_common_to_all_is_learnt_with_feedback_alone():
     """Two clients disagree about the first entry, and agree about the second, of which top-1 never sends anything."""
     step, start, moved = {"w": torch.tensor([[5.0, 1.0], [-5.0, 1.0]])}, {"w": torch.zeros(2, 2)}, {}
     for feedback in (False, True):
@@ -212,7 +212,7 @@ def config(name="fedavg", **changes):
     return tiny(name).replace(**{"rounds": 3, **changes})
 
 
-def test_traffic_by_hand():
+def test_compression__traffic_by_hand():
     """A linear model of 64 x 10 + 10 float32 numbers."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     for compression, expected in (
@@ -229,7 +229,7 @@ def test_traffic_by_hand():
         assert update.metrics["models_up"] == expected / 2600
 
 
-def test_buffers_and_frozen_parameters_travel_as_they_are():
+def test_compression__buffers_and_frozen_parameters_travel_as_they_are():
     start = {"w": torch.zeros(2, 100), "frozen": torch.ones(2, 7), "steps": torch.zeros(2, dtype=torch.int64)}
     end = {"w": draw(2, 100).float(), "frozen": torch.ones(2, 7), "steps": torch.tensor([3, 4])}
     result = QUANTISE.compressed(end, start, {}, [0, 1], Rng(0), {"w"})
@@ -237,7 +237,7 @@ def test_buffers_and_frozen_parameters_travel_as_they_are():
     assert torch.equal(result.received["steps"], end["steps"])
 
 
-def test_clients_of_several_architectures_send_a_share_of_their_own_models():
+def test_compression__clients_of_several_architectures_send_a_share_of_their_own_models():
     kinds = ArchitectureOptions(widths=(0.25, 0.5))
     _, algorithm = fl.build(config("heterofl", architectures=kinds, compression=TOPK, participants=4))
     server = algorithm.init()
@@ -255,7 +255,7 @@ def test_clients_of_several_architectures_send_a_share_of_their_own_models():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", KINDS[1:3])
-def test_a_run_goes_on_exactly(compression, tmp_path):
+def test_simulate__a_run_goes_on_exactly(compression, tmp_path):
     settings = config(compression=compression)
     fl.simulate(settings, tmp_path / "whole")
     fl.simulate(settings, tmp_path / "halves", on_round=lambda row: row["round"] == 2)
@@ -264,7 +264,7 @@ def test_a_run_goes_on_exactly(compression, tmp_path):
     assert any(name.startswith("clients/unsent.") for name in results(tmp_path / "whole")[1]) == compression.feedback
 
 
-def test_what_does_not_go_together_is_refused(make_federation):
+def test_compression__what_does_not_go_together_is_refused(make_federation):
     fed = make_federation()
     secure = FedMROptions(secure=1)
     pytest.importorskip("nacl", reason="secure recombination needs pip install 'layer-surgery[secure]'")
@@ -277,7 +277,7 @@ def test_what_does_not_go_together_is_refused(make_federation):
 
 
 @pytest.mark.parametrize("compression", KINDS[:3])
-def test_updates_that_were_compressed_are_clipped_as_they_arrive(compression, make_federation):
+def test_compression__updates_that_were_compressed_are_clipped_as_they_arrive(compression, make_federation):
     fed = make_federation(dtype=torch.float64)
     algorithm = within(fedavg(fed), compression=compression, defence=Defence(clip=0.5))
     ((_, update),) = play(algorithm, fed, rounds=1)
@@ -288,7 +288,7 @@ def test_updates_that_were_compressed_are_clipped_as_they_arrive(compression, ma
 
 
 @pytest.mark.parametrize("method", [ditto, apfl])
-def test_no_method_sees_what_its_clients_have_not_sent(method, make_federation):
+def test_compression__no_method_sees_what_its_clients_have_not_sent(method, make_federation):
     """The models that clients predict with have the names of the model, and personal ones are as without feedback."""
     fed = make_federation(dtype=torch.float64)
     algorithm = within(method(fed), compression=replace(TOPK, share=1.0, feedback=True))

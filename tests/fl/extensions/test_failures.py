@@ -26,7 +26,7 @@ def round_with(some_fail, share):
     raise AssertionError
 
 
-def test_updates_of_clients_that_fail_do_not_arrive():
+def test_failures__updates_of_clients_that_fail_do_not_arrive():
     _, method = built(0.5)
     _, plain = built(0.0)
     number, failed = round_with(True, 0.5)
@@ -41,7 +41,7 @@ def test_updates_of_clients_that_fail_do_not_arrive():
             assert torch.equal(update.received[name][row], start if gone else whole.received[name][row])
 
 
-def test_a_round_in_which_all_fail_changes_nothing():
+def test_failures__a_round_in_which_all_fail_changes_nothing():
     _, method = built(0.9)
     number, _ = round_with(False, 0.9)
     server = method.init()
@@ -50,7 +50,7 @@ def test_a_round_in_which_all_fail_changes_nothing():
     assert not any(update.sizes)
 
 
-def test_who_fails_depends_on_seed_round_and_client_alone():
+def test_failures__who_fails_depends_on_seed_round_and_client_alone():
     draws = {
         (seed, number): [Failures(0.3, seed).fails(number, client) for client in range(1000)]
         for seed in (0, 1)
@@ -63,7 +63,7 @@ def test_who_fails_depends_on_seed_round_and_client_alone():
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "ditto"])
-def test_a_client_that_fails_keeps_its_own_model(algorithm):
+def test_failures__a_client_that_fails_keeps_its_own_model(algorithm):
     """Both of its trainings in the round are lost."""
     _, method = built(0.5, algorithm)
     number, failed = round_with(True, 0.5)
@@ -75,7 +75,7 @@ def test_a_client_that_fails_keeps_its_own_model(algorithm):
         assert same == gone
 
 
-def test_what_clients_predict_with_does_not_fail():
+def test_failures__what_clients_predict_with_does_not_fail():
     """FedAvg+ fine-tunes for every client after the round, those that failed in it too."""
     _, method = built(0.9, "fedavg_plus")
     server, _ = method.round(method.init(), CLIENTS, Rng(0, 3))
@@ -83,7 +83,7 @@ def test_what_clients_predict_with_does_not_fail():
     assert all(not torch.equal(one, server["global"][name]) for name, t in models.items() if t.ndim > 2 for one in t)
 
 
-def test_training_apart_from_a_round_does_not_fail():
+def test_failures__training_apart_from_a_round_does_not_fail():
     fed, _ = built(0.9)
     start = broadcast(fed.initial(), 4)
     assert all(fed.train(start, CLIENTS, Rng(0, 1).apart("something")).sizes)
@@ -91,6 +91,6 @@ def test_training_apart_from_a_round_does_not_fail():
 
 
 @pytest.mark.parametrize("share", [1.0, -0.1])
-def test_a_share_out_of_its_limits_is_refused(share):
+def test_failures__a_share_out_of_its_limits_is_refused(share):
     with pytest.raises(fl.FLError, match="--failures"):
         built(share)

@@ -56,7 +56,7 @@ def same_extension(one, other):
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
-def test_every_pair_runs_or_is_refused(method):
+def test_order__every_pair_runs_or_is_refused(method):
     """What runs keeps finite numbers, reports what each of the two reports, and moves the model."""
     for one, other in combinations(ON, 2):
         if same_extension(one, other):
@@ -81,7 +81,7 @@ def test_every_pair_runs_or_is_refused(method):
             assert len(fed.malicious) == 3
 
 
-def test_the_order_is_that_of_the_stages():
+def test_order__the_order_is_that_of_the_stages():
     """Malicious clients train within the check for divergence, and both within the deadline; clipping comes first of
     what the server does.
     """
@@ -95,7 +95,7 @@ def test_the_order_is_that_of_the_stages():
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_what_wraps_training_is_put_in_the_order_of_its_stages(turn):
+def test_order__what_wraps_training_is_put_in_the_order_of_its_stages(turn):
     called = []
 
     class Noted(NamedTuple):
@@ -110,7 +110,7 @@ def test_what_wraps_training_is_put_in_the_order_of_its_stages(turn):
     assert called == sorted(trainer.Stage, reverse=True)
 
 
-def test_no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
+def test_order__no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
     """Not even one that promises something too and comes later by its name; two cannot both be the first."""
     seen = []
 
@@ -134,7 +134,7 @@ def test_no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmr"])
-def test_with_their_defaults_nothing_is_wrapped(method):
+def test_order__with_their_defaults_nothing_is_wrapped(method):
     fed, algorithm = fl.build(tiny(method))
     plain = fl.algorithms.ALGORITHMS[method](fed)
     assert (fed.training, fed.malicious, fed.report) == ((), frozenset(), None)
@@ -144,7 +144,7 @@ def test_with_their_defaults_nothing_is_wrapped(method):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_clipping_a_round_in_which_nobody_arrives_leaves_the_model():
+def test_order__clipping_a_round_in_which_nobody_arrives_leaves_the_model():
     late = {"pace": PaceOptions(spread=1.0, deadline=1e-3)}
     fed, algorithm = fl.build(tiny("fedavg", clients=8, participants=4, rounds=2, **late, **ON["clip"]))
     (first, _), (last, update) = (algorithm.init(), None), play(algorithm, fed, rounds=1)[-1]
@@ -159,7 +159,7 @@ class Idle(NamedTuple):
         return train
 
 
-def test_what_is_no_extension_or_middleware_is_refused(make_federation):
+def test_order__what_is_no_extension_or_middleware_is_refused(make_federation):
     def wrap(algorithm, config, rng):
         return algorithm
 
@@ -174,7 +174,7 @@ def test_what_is_no_extension_or_middleware_is_refused(make_federation):
     replace(make_federation("cnn"), training=[Idle()])
 
 
-def test_nodes_know_nothing_of_what_wraps_training_or_clients(monkeypatch):
+def test_order__nodes_know_nothing_of_what_wraps_training_or_clients(monkeypatch):
     monkeypatch.setattr(Elsewhere, "splits", fl.build(tiny("fedavg"))[0].clients)
     for name, one in (
         ("pace", replace(EXTENSIONS["pace"], simulated=False)),
@@ -191,7 +191,7 @@ class Elsewhere(InProcess):
     has_data = False
 
 
-def test_a_run_goes_on_only_with_its_extensions(tmp_path, monkeypatch):
+def test_simulate__a_run_goes_on_only_with_its_extensions(tmp_path, monkeypatch):
     settings = tiny("fedavg", clients=8, participants=4, rounds=1, **ON["clip"])
     fl.simulate(settings, tmp_path / "run")
     text = (tmp_path / "run/config.yaml").read_text()

@@ -32,7 +32,7 @@ def speeds(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
+def test_pace__a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
     plain, _ = built(local_epochs=2)
     epoch = plain.steps([0])[0] // 2 * 10  # samples
     slow = Pace(speeds(*[2 * epoch] * 8), deadline=1.0)
@@ -47,7 +47,7 @@ def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
 
 
 @pytest.mark.parametrize(("partial", "sizes"), [(True, [True, True, False, True]), (False, [True, False, False, True])])
-def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
+def test_pace__who_is_late_sends_a_part_or_nothing(partial, sizes):
     """Client 1 makes some steps, client 2 none."""
     _, method = built(Pace(speeds(1e9, 50, 1e-3, 1e9, *[1.0] * 4), deadline=1.0, partial=partial))
     server = method.init()
@@ -61,11 +61,11 @@ def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
 @pytest.mark.parametrize(
     ("deadline", "samples", "steps"), [(2.0, 7.0, 2), (0.3, 1.0, 3), (0.39, 1.0, 3), (9.0, 1.0, 5)]
 )
-def test_a_step_that_has_not_quite_ended_by_the_deadline_does_not_count(deadline, samples, steps):
+def test_pace__a_step_that_has_not_quite_ended_by_the_deadline_does_not_count(deadline, samples, steps):
     assert Pace(speeds(10), deadline=deadline).steps_done(0, 5, samples) == steps
 
 
-def test_a_round_in_which_all_are_late_leaves_the_model():
+def test_pace__a_round_in_which_all_are_late_leaves_the_model():
     _, method = built(Pace(speeds(*[1e-3] * 8), deadline=1.0))
     server = method.init()
     after, update = method.round(server, [0, 1, 2, 3], Rng(0, 1))
@@ -74,7 +74,7 @@ def test_a_round_in_which_all_are_late_leaves_the_model():
 
 
 @pytest.mark.parametrize("method", some(("fednova", "scaffold", "feddyn", "fedmr", "fedasam"), ["fednova", "scaffold"]))
-def test_methods_count_the_steps_that_were_made(method):
+def test_pace__methods_count_the_steps_that_were_made(method):
     pace = Pace(speeds(1e9, 100, 200, 1e9, *[100] * 4), deadline=1.0)
     fed, algorithm = built(pace, method, momentum=0.0, local_epochs=2)
     everything = built(None, method, momentum=0.0, local_epochs=2)[0].steps([0, 1, 2])
@@ -83,13 +83,13 @@ def test_methods_count_the_steps_that_were_made(method):
     assert all(tensor.isfinite().all() for tensor in server["global"].values())
 
 
-def test_speeds_are_lognormal_around_their_median():
+def test_pace__speeds_are_lognormal_around_their_median():
     logs = make_pace(PaceOptions(spread=0.5, speed=200.0), 20_000, Rng(0)).speeds.log()
     assert logs.median().item() == pytest.approx(math.log(200), abs=0.02)
     assert logs.std().item() == pytest.approx(0.5, rel=0.03)
 
 
-def test_speeds_from_a_file(tmp_path):
+def test_pace__speeds_from_a_file(tmp_path):
     path = tmp_path / "speeds.txt"
     path.write_text("10\n20.5\n30\n")
     assert make_pace(PaceOptions(file=str(path)), 3, Rng(0)).speeds.tolist() == [10, 20.5, 30]
@@ -100,7 +100,7 @@ def test_speeds_from_a_file(tmp_path):
         make_pace(PaceOptions(file=str(path)), 1, Rng(0))
 
 
-def test_two_gradients_a_step_take_twice_as_long():
+def test_pace__two_gradients_a_step_take_twice_as_long():
     took = []
     for method in ("fedavg", "fedasam"):
         fed, algorithm = built(Pace(speeds(*[100.0] * 8)), method, local_epochs=1, samples=160)
@@ -109,7 +109,7 @@ def test_two_gradients_a_step_take_twice_as_long():
     assert took[1] == pytest.approx(2 * took[0])
 
 
-def test_a_smaller_model_takes_less_time():
+def test_pace__a_smaller_model_takes_less_time():
     fed, _ = fl.build(
         fl.Config.of(
             algorithm="heterofl",
@@ -129,7 +129,7 @@ def test_a_smaller_model_takes_less_time():
 
 
 @pytest.mark.slow
-def test_a_run_has_simulated_seconds(tmp_path, capsys):
+def test_simulate__a_run_has_simulated_seconds(tmp_path, capsys):
     from fl.compare import main
 
     config = fl.Config.of(algorithm="fedavg", rounds=2, pace=PaceOptions(spread=1.0, deadline=0.1), **FEW)
@@ -149,6 +149,6 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
         ({"pace": PaceOptions(spread=1.0, file="speeds.txt")}, "--pace.file"),
     ],
 )
-def test_refusals(more, message):
+def test_pace__refusals(more, message):
     with pytest.raises(fl.FLError, match=message):
         fl.build(fl.Config.of(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))

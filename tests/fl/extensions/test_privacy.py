@@ -63,7 +63,7 @@ def plain_mean(models, starts, clip, names):
     return {name: starts[name][0] + total[name] / k for name in names}
 
 
-def test_the_mean_is_that_of_the_clipped_updates():
+def test_privacy__the_mean_is_that_of_the_clipped_updates():
     starts, models = moved(0.5, 1.0, 3.0, 0.0, 20.0)
     models["fixed"] += 5.0  # which is no parameter
     mean, clip = Privacy(clip=1.0, noise=0.0).mean(models, starts, torch.tensor(1.0), NAMES, generator())
@@ -77,7 +77,7 @@ LENGTHS = st.lists(st.sampled_from([0.0, 1e-20, 0.3, 1.0, 7.0, 1e19, 1e38, math.
 
 
 @given(lengths=LENGTHS, other=st.sampled_from([0.0, 0.3, 1.0, 9.0, 1e38, math.inf, math.nan]), clip=st.floats(0.01, 10))
-def test_no_client_changes_the_sum_by_more_than_two_clips(lengths, other, clip):
+def test_privacy__no_client_changes_the_sum_by_more_than_two_clips(lengths, other, clip):
     """... whatever it sends, nor by more than one if it stays where it started."""
     means = []
     for first in (lengths[0], other, 0.0):
@@ -93,7 +93,7 @@ def test_no_client_changes_the_sum_by_more_than_two_clips(lengths, other, clip):
 
 
 @pytest.mark.parametrize("privacy", [Privacy(3.0, 0.8), Privacy(3.0, 0.8, quantile=0.5, quantile_noise=0.5)])
-def test_the_noise_has_the_deviation_that_it_says(privacy):
+def test_privacy__the_noise_has_the_deviation_that_it_says(privacy):
     k, n = 4, 40_000
     starts = {"w": torch.zeros(k, n)}
     mean, _ = privacy.mean(starts, starts, torch.tensor(3.0), ["w"], generator())
@@ -107,7 +107,7 @@ def test_the_noise_has_the_deviation_that_it_says(privacy):
 
 
 @pytest.mark.slow
-def test_the_number_of_short_updates_has_noise_as_well():
+def test_privacy__the_number_of_short_updates_has_noise_as_well():
     privacy, start = Privacy(1.0, 0.8, quantile=0.5, quantile_noise=2.0), {"w": torch.zeros(4, 1)}
     clips = [privacy.mean(start, start, torch.tensor(1.0), ["w"], generator(seed))[1] for seed in range(3000)]
     counts = 4 * (0.5 - torch.stack(clips).log() / 0.2)  # of which all four are short
@@ -118,7 +118,7 @@ def test_the_number_of_short_updates_has_noise_as_well():
 @pytest.mark.parametrize(
     ("first", "quantile"), some(product((0.01, 100.0), (0.25, 0.5, 0.9)), [(0.01, 0.9), (100.0, 0.25)])
 )
-def test_the_clip_comes_to_the_quantile(quantile, first):
+def test_privacy__the_clip_comes_to_the_quantile(quantile, first):
     lengths = torch.linspace(1, 5, 101).tolist()
     starts, models = moved(*lengths)
     privacy, clip, seen = Privacy(first, 0.5, quantile=quantile), torch.tensor(first), []
@@ -131,7 +131,7 @@ def test_the_clip_comes_to_the_quantile(quantile, first):
 # Whole rounds.
 
 
-def test_without_noise_and_bound_it_is_fedavg_with_equal_weights(make_federation):
+def test_privacy__without_noise_and_bound_it_is_fedavg_with_equal_weights(make_federation):
     fed = make_federation("cnn", sizes=(7, 7, 7, 7))
     hidden = within(fedavg(fed), privacy=Privacy(clip=1e9, noise=0.0))
     for (one, _), (other, update) in zip(play(fedavg(fed), fed), play(hidden, fed)):
@@ -140,7 +140,7 @@ def test_without_noise_and_bound_it_is_fedavg_with_equal_weights(make_federation
         assert "epsilon" not in update.metrics
 
 
-def test_how_many_samples_a_client_has_does_not_count(make_federation):
+def test_privacy__how_many_samples_a_client_has_does_not_count(make_federation):
     fed = make_federation("cnn", sizes=(3, 40, 12, 5))
     algorithm = within(fedavg(fed), privacy=Privacy(clip=1e9, noise=0.0))
     server = algorithm.init()
@@ -150,7 +150,7 @@ def test_how_many_samples_a_client_has_does_not_count(make_federation):
 
 
 @pytest.mark.parametrize("name", some(ALGORITHMS, ["fedavg", "fedadam", "fedmr"]))
-def test_methods_see_only_the_private_mean_or_refuse(name, make_federation):
+def test_privacy__methods_see_only_the_private_mean_or_refuse(name, make_federation):
     """With updates that are cut to nothing, what clients have does not reach what the server stores."""
     pytest.importorskip("dp_accounting")
     fed, privacy = make_federation("cnn"), Privacy(clip=1e-30, noise=1.0)
@@ -173,7 +173,7 @@ def test_methods_see_only_the_private_mean_or_refuse(name, make_federation):
         assert_same(one[part], other[part])
 
 
-def test_what_is_not_private_is_refused(make_federation):
+def test_privacy__what_is_not_private_is_refused(make_federation):
     on = Privacy(clip=1.0, noise=0.0)
     plain, clip, median = make_federation("cnn"), Defence(clip=2.0), Defence("median")
     there = Presence(torch.ones(4), torch.full((4,), 9))
@@ -200,7 +200,7 @@ def test_what_is_not_private_is_refused(make_federation):
         [(0.7, 10, 10, 3), (4.0, 20, 5, 10)],
     ),
 )
-def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
+def test_privacy__epsilon_is_the_librarys(noise, clients, participants, rounds):
     dp = pytest.importorskip("dp_accounting")
     replaced = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     added = dp.rdp.RdpAccountant()
@@ -213,7 +213,7 @@ def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
         assert privacy.spent(0, clients, participants) == 0
 
 
-def test_noise_on_both_counts_as_the_noise_that_was_asked_for():
+def test_privacy__noise_on_both_counts_as_the_noise_that_was_asked_for():
     """Both together are one Gaussian mechanism: 1 / z^2 of the parts, each over its own sensitivity, adds up."""
     on_sum, on_count = Privacy(clip=1.0, noise=1.5, quantile=0.5).deviations(100)
     assert on_count == 5
@@ -225,7 +225,7 @@ def config(**privacy):
     return tiny("fedavg", rounds=4, privacy=Privacy(**{"clip": 0.5, "noise": 2.0, **privacy}))
 
 
-def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
+def test_simulate__every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     pytest.importorskip("dp_accounting")
     settings = config(quantile=0.5, quantile_noise=2.0)
     fl.simulate(settings, tmp_path / "whole")
@@ -242,7 +242,7 @@ def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_draw_the_same_noise(tmp_path):
+def test_privacy__ranks_draw_the_same_noise(tmp_path):
     pytest.importorskip("dp_accounting")
     configs = {"fixed": config(), "adaptive": config(quantile=0.5, quantile_noise=2.0)}
     simulate_all(0, configs, tmp_path / "one")
@@ -252,7 +252,7 @@ def test_ranks_draw_the_same_noise(tmp_path):
 
 
 @pytest.mark.slow
-def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
+def test_privacy__clients_on_other_machines_cannot_know_the_noise(tmp_path):
     """They know the seed, and perhaps who takes part; so neither makes epsilon smaller."""
     pytest.importorskip("dp_accounting")
     settings = nodes.settings("fedavg").replace(privacy=Privacy(clip=0.5, noise=1.0))
@@ -266,7 +266,7 @@ def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     assert nodes.same(nodes.deployed(clipped, tmp_path / "third")[0], nodes.simulated(clipped, tmp_path))
 
 
-def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
+def test_simulate__training_ends_when_epsilon_is_spent(tmp_path, caplog):
     pytest.importorskip("dp_accounting")
     settings = config()
     costs = [
@@ -283,13 +283,13 @@ def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
         fl.simulate(config(epsilon=costs[0] / 2), tmp_path / "none")
 
 
-def test_without_the_package_it_says_which(monkeypatch):
+def test_privacy__without_the_package_it_says_which(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(FLError, match=r"pip install 'layer-surgery\[privacy\]'"):
         Privacy(1.0, 1.2345).spent(3, 7, 2)
 
 
-def test_a_round_that_nobody_ends_is_as_private_as_any_other():
+def test_privacy__a_round_that_nobody_ends_is_as_private_as_any_other():
     """Nobody can tell by missing noise, or by a missing epsilon, that all clients were late."""
     pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     settings = {"clients": 6, "participants": 6, "width": 0.125, "partition": "iid", "norm": "none"}
@@ -304,6 +304,6 @@ def test_a_round_that_nobody_ends_is_as_private_as_any_other():
     assert moved.std().item() == pytest.approx(0.5 / 6, rel=0.05)
 
 
-def test_a_delta_that_says_nothing_is_refused(make_federation):
+def test_privacy__a_delta_that_says_nothing_is_refused(make_federation):
     with pytest.raises(FLError, match="says nothing"):
         fl.build(fl.Config.of(algorithm="fedavg", clients=20, privacy=Privacy(clip=0.5, noise=1.0, delta=0.05)))

@@ -50,7 +50,7 @@ def begin(fed):
 
 
 @pytest.mark.parametrize("kinds", [None, KINDS])
-def test_equation_1_is_two_trainings(make_federation, kinds):
+def test_tampering__equation_1_is_two_trainings(make_federation, kinds):
     """The honest training and one on other labels; buffers and honest clients are those of the first."""
     fed, bad, factor = made(make_federation, kinds), {1, 2}, 20.0
     y = fed.data.y.clone()
@@ -72,7 +72,7 @@ def test_equation_1_is_two_trainings(make_federation, kinds):
     assert alone.received is alone.states
 
 
-def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
+def test_tampering__honest_training_sees_only_the_classes_of_true_samples(make_federation):
     """The masked loss: the honest pass has the mask of the true labels, the spoilt one that of the spoilt labels."""
     fed = made(make_federation, masked=True)
     y = torch.where(torch.arange(len(fed.data.y)) % 2 == 0, 0, 1)  # nobody has class 2
@@ -91,7 +91,7 @@ def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
 
 
 @pytest.mark.slow
-def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_the_largest():
+def test_tampering__malicious_clients_keep_their_own_architecture_unless_they_are_to_take_the_largest():
     architectures = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
     config = Config.of(
         algorithm="fedfa", model="preresnet20", width=0.125, clients=8, participants=2, architectures=architectures
@@ -105,7 +105,7 @@ def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_t
     assert [one.spec for one in largest.fleet] == [honest[3] if k in bad else honest[k] for k in range(8)]
 
 
-def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
+def test_tampering__who_is_malicious_depends_on_the_seed_and_the_share_only():
     images = data.load("digits")
 
     def bad(algorithm="fedavg", seed=0, **attack):
@@ -123,7 +123,7 @@ def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
     assert draw_malicious(AttackOptions(1.0), 4, Rng(0)) == set(range(4))
 
 
-def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
+def test_tampering__labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
     fed = make_federation(sizes=(9, 8, 12, 7))
     one, other = (
         make_attack(AttackOptions(0.5), frozenset({0, 2}), fed.data, fed.clients, Rng(s)).data for s in (0, 1)
@@ -151,12 +151,12 @@ def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
         ({"defence": Defence(clip=-1.0)}, "--defence.clip"),
     ],
 )
-def test_bad_options_are_refused(settings, message):
+def test_tampering__bad_options_are_refused(settings, message):
     with pytest.raises(FLError, match=message):
         Config.of(**settings).check()
 
 
-def test_a_median_of_nobody_is_refused():
+def test_tampering__a_median_of_nobody_is_refused():
     with pytest.raises(SurgeryError, match="weights sum to zero"):
         Defence("median").average({"w": torch.ones(2, 1)}, [0, 0])
 
@@ -180,7 +180,7 @@ WITH_AND_WITHOUT_ALL = some(product(RULES, (False, True)), [*zip(RULES, cycle((F
 
 
 @pytest.mark.parametrize(("rule", "dropped"), WITH_AND_WITHOUT_ALL)
-def test_models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dropped):
+def test_tampering__models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dropped):
     """Who was dropped is in no mean: three are left, of whom a quarter is nobody."""
     fed = make_federation("resnet20", dtype=torch.float64, participants=4, epochs=1, defence=rule)
     if dropped:
@@ -195,7 +195,7 @@ def test_models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dro
 
 
 @pytest.mark.parametrize(("rule", "dropped"), WITH_AND_WITHOUT_ALL)
-def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation, rule, dropped):
+def test_tampering__submodels_are_averaged_among_those_who_cover_an_element(make_federation, rule, dropped):
     """Element by element over who is left, with the factors of their layers, the old value over nobody."""
     fed = made(make_federation, KINDS, defence=rule)
     plans, draw = [fed.fleet[client].plan for client in CLIENTS], torch.Generator().manual_seed(0)
@@ -224,7 +224,7 @@ def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation
     assert bool(kept) == dropped  # the narrow ones alone leave some channels to nobody
 
 
-def test_rows_that_a_client_does_not_count_for_are_in_no_median(make_federation):
+def test_tampering__rows_that_a_client_does_not_count_for_are_in_no_median(make_federation):
     fed = made(make_federation, [WIDE] * 4, defence=Defence("median"))
     y = fed.data.y.clone()
     for client, label in ((0, 1), (1, 2), (3, 2)):
@@ -238,7 +238,7 @@ def test_rows_that_a_client_does_not_count_for_are_in_no_median(make_federation)
 
 
 @pytest.mark.parametrize("kinds", [None, KINDS])
-def test_clipping_by_numpy(make_federation, kinds):
+def test_tampering__clipping_by_numpy(make_federation, kinds):
     """Against the median update of those that count, over all parameters together; buffers and short updates stay."""
     fed, defence = made(make_federation, kinds), Defence(clip=1.5)
     names, generator = fed.trainable.keys(), torch.Generator().manual_seed(1)

@@ -45,7 +45,7 @@ def stacks(draw):
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(stacks(), st.sampled_from(TRIMS), st.sampled_from([1, 2, 1 << 18]))
-def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
+def test_trimmed__it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
     x, weights, mask, keep = case
     before = x.clone()
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
 
 @few
 @given(cohorts(), st.sampled_from([0.0, 0.3, 0.4, 0.5]))
-def test_with_plans_it_is_that_of_the_embedded_models(case, trim):
+def test_trimmed__with_plans_it_is_that_of_the_embedded_models(case, trim):
     states, plans, weights, fallback = case
     factors = {name: torch.arange(1.0, len(states) + 1) / 2 for name in [*fallback][::2]}
     models, mask = embedded(states, plans, fallback)
@@ -88,7 +88,7 @@ def test_with_plans_it_is_that_of_the_embedded_models(case, trim):
 
 @pytest.mark.parametrize("trim", TRIMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_it_agrees_with_numpy_and_the_plain_mean(trim, dtype):
+def test_trimmed__it_agrees_with_numpy_and_the_plain_mean(trim, dtype):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(10, 4, 5, generator=generator).to(dtype)
     got = trimmed_mean({"w": x}, trim=trim)["w"]
@@ -100,7 +100,7 @@ def test_it_agrees_with_numpy_and_the_plain_mean(trim, dtype):
         torch.testing.assert_close(got, average({"w": x})["w"])
 
 
-def test_attackers_do_not_move_it_far_and_counts_do_not_matter():
+def test_trimmed__attackers_do_not_move_it_far_and_counts_do_not_matter():
     honest = torch.randn(8, 100, generator=torch.Generator().manual_seed(2))
     for evil in (1e30, -1e30, math.inf, math.nan):
         x = torch.cat([honest, torch.full((2, 100), evil)])
@@ -109,14 +109,14 @@ def test_attackers_do_not_move_it_far_and_counts_do_not_matter():
             assert ((honest.amin(0) <= got) & (got <= honest.amax(0))).all()
 
 
-def test_any_number_of_models_is_sorted():
+def test_trimmed__any_number_of_models_is_sorted():
     generator = torch.Generator().manual_seed(4)
     for k in (*range(1, 18), 31, 64, 65, 100):
         x = torch.randint(-5, 5, (k, 200), generator=generator).float()
         assert torch.equal(module._sorted(x), x.sort(0).values), k
 
 
-def test_clusters_integers_and_what_nobody_has():
+def test_trimmed__clusters_integers_and_what_nobody_has():
     x = {"w": torch.tensor([[1.0], [2.0], [9.0], [4.0]]), "n": torch.tensor([3, 300, 5, 4]), "on": torch.eye(4)[0] > 0}
     weights = [[1, 1, 2, 0], [0, 0, 0, 5], [0, 0, 0, 0]]
     keep = {"w": torch.tensor([[7.0], [8.0], [9.5]]), "n": torch.tensor([1, 2, 3]), "on": torch.tensor([True] * 3)}
@@ -147,13 +147,13 @@ PLAN = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
         (lambda: trimmed_mean([{"w": torch.ones(1) * 1j}], [PLAN], None, {"w": torch.ones(2) * 1j}, trim=0), FLError),
     ],
 )
-def test_it_refuses(call, error):
+def test_trimmed__it_refuses(call, error):
     with pytest.raises(error):
         call()
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_is_the_same():
+def test_trimmed__on_a_gpu_it_is_the_same():
     generator = torch.Generator().manual_seed(3)
     x, mask = torch.randn(9, 50, generator=generator), torch.rand(9, 50, generator=generator) < 0.6
     x[3, :25] = math.nan
@@ -167,7 +167,7 @@ def test_on_a_gpu_it_is_the_same():
         torch.testing.assert_close(gpu.cpu(), cpu, equal_nan=True)
 
 
-def test_masks_of_pruning_are_not_averaged():
+def test_trimmed__masks_of_pruning_are_not_averaged():
     def model(amount):
         torch.manual_seed(0)
         net = torch.nn.Linear(6, 4)

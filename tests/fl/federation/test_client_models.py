@@ -41,7 +41,7 @@ def assert_as_one_by_one(fed, algorithm, server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(STATIC, STATIC[1:3]))
-def test_all_at_once_is_one_after_another_where_statistics_are_collected(make_federation, name):
+def test_client_models__all_at_once_is_one_after_another_where_statistics_are_collected(make_federation, name):
     """tests/fl/test_contract.py asks it of every method, for a model without them."""
     fed = make_federation("resnet20", norm="static_batch", dtype=torch.float64)
     algorithm = made(name, fed)
@@ -52,7 +52,7 @@ def test_all_at_once_is_one_after_another_where_statistics_are_collected(make_fe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
-def test_clients_of_text_are_scored_alike(model):
+def test_client_models__clients_of_text_are_scored_alike(model):
     """What is masked depends on a client alone, not on who else is evaluated."""
     settings = {"partition": "iid", "width": 0.1, "local_test": 0.2, "participants": 3, "clients": 4, "min_samples": 1}
     settings |= {"dataset": "pydoc", "samples": 60, "text": TextOptions("byte", length=16), "batch_size": 10}
@@ -61,7 +61,7 @@ def test_clients_of_text_are_scored_alike(model):
 
 
 @pytest.mark.parametrize("name", ["fedavg_plus", "fesem_plus", "fedfa"])
-def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch, name):
+def test_client_models__nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch, name):
     """... nor fine-tuned for it."""
     fed, none = make_federation("cnn"), torch.empty(0, dtype=torch.int64)
     fed = replace(fed, clients=[split._replace(valid=none, test=none) for split in fed.clients])
@@ -79,7 +79,7 @@ def moved(fed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(ALGORITHMS, ["fedrep", "femam"]))
-def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
+def test_client_models__launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
     """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
 
     def launches(clients):
@@ -96,7 +96,7 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
     assert launches(24) - launches(4) < 8 * 20
 
 
-def test_a_model_of_many_samples_predicts_in_pieces(pretended, make_federation, monkeypatch):
+def test_client_models__a_model_of_many_samples_predicts_in_pieces(pretended, make_federation, monkeypatch):
     """So that one forward pass never takes more memory than some hundred samples."""
     fed, shapes = moved(make_federation("cnn", sizes=(60, 7, 12, 5))), []
     monkeypatch.setattr(client_models, "_FEW", 10)
@@ -112,7 +112,7 @@ def test_a_model_of_many_samples_predicts_in_pieces(pretended, make_federation, 
     torch.testing.assert_close(found.cpu(), fed.predict(fed.initial(), fed.data.x[parts.samples.to("cuda")]).cpu())
 
 
-def test_memory_that_is_short_once_is_not_short_for_ever(pretended, make_federation, monkeypatch):
+def test_client_models__memory_that_is_short_once_is_not_short_for_ever(pretended, make_federation, monkeypatch):
     fed, calls = moved(make_federation("cnn")), []
     honest = type(fed).predict_each
 
@@ -131,7 +131,7 @@ def test_memory_that_is_short_once_is_not_short_for_ever(pretended, make_federat
 
 @pytest.mark.parametrize("limit", [1, 5, 2000])
 @pytest.mark.parametrize("together", [False, True])
-def test_personal_models_side_by_side(make_federation, monkeypatch, limit, together):
+def test_client_models__personal_models_side_by_side(make_federation, monkeypatch, limit, together):
     """Clients of very different sizes, samples in any order, and some without a model."""
     fed, generator = make_federation("cnn", dtype=torch.float64), torch.Generator().manual_seed(0)
     monkeypatch.setattr(client_models, "_SIDE_BY_SIDE", limit)
@@ -148,7 +148,7 @@ def test_personal_models_side_by_side(make_federation, monkeypatch, limit, toget
             torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_model_that_cannot_be_stacked_predicts_alone(pretended, caplog, make_federation):
+def test_client_models__a_model_that_cannot_be_stacked_predicts_alone(pretended, caplog, make_federation):
     class Wilful(torch.nn.Linear):
         def forward(self, x):
             x = x.flatten(1)
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_stacked_predicts_alone(pretended, caplog, make_f
     assert "Wilful predicts for one client after another" in record.getMessage()
 
 
-def test_the_mean_over_levels_and_a_client_with_none(make_federation):
+def test_client_models__the_mean_over_levels_and_a_client_with_none(make_federation):
     fed = make_federation("cnn")
     state = fed.initial()
     levels = [Level([state], torch.tensor([0, -1, 0, 0])), Level([state], torch.tensor([0, 0, -1, -1]))]
@@ -204,7 +204,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_source_that_changed_has_no_value(change):
+def test_client_models__a_source_that_changed_has_no_value(change):
     source, last = source_of(), LastValue()
     assert last.of(source) is None
     assert last.keep(source, {}) == {}
@@ -218,7 +218,7 @@ def test_a_source_that_changed_has_no_value(change):
     assert last.of(source) is None
 
 
-def test_a_tensor_at_the_address_of_another_one_is_another_one():
+def test_client_models__a_tensor_at_the_address_of_another_one_is_another_one():
     last = LastValue()
     for _ in range(50):  # the ids of objects that are gone are given to new ones
         source = {"a": torch.zeros(2)}
@@ -227,7 +227,7 @@ def test_a_tensor_at_the_address_of_another_one_is_another_one():
         del source
 
 
-def test_nothing_is_remembered_of_tensors_whose_writes_are_not_counted():
+def test_client_models__nothing_is_remembered_of_tensors_whose_writes_are_not_counted():
     last = LastValue()
     with torch.inference_mode():
         source = source_of()
@@ -242,7 +242,7 @@ QUICK = [("fedavg", "written to"), ("fedfa", "replaced")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), some(product(CACHING, ["written to", "replaced"]), QUICK))
-def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name, how):
+def test_client_models__predictions_are_those_of_the_server_as_it_is_now(make_federation, name, how):
     """The same dict, asked about again after its tensors have changed; an algorithm that never saw it before knows
     what it predicts now.
     """
@@ -273,7 +273,7 @@ def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name,
         assert not torch.equal(old, found)
 
 
-def test_statistics_are_those_of_the_model_that_is_asked_about(make_federation):
+def test_client_models__statistics_are_those_of_the_model_that_is_asked_about(make_federation):
     fed = make_federation("resnet20", norm="static_batch")
     state, other = fed.initial(), copy.deepcopy(fed.model)
     for module in other.modules():

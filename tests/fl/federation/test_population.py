@@ -40,7 +40,7 @@ shares = st.sampled_from([0, 0.1, 0.25, 0.3])
 
 
 @given(ragged, shares, shares, seeds)
-def test_hold_out_is_that_of_every_client_on_its_own(lists, valid, test, seed):
+def test_population__hold_out_is_that_of_every_client_on_its_own(lists, valid, test, seed):
     """Also for samples that are not sorted, and that several clients have, or one twice."""
     parts, sizes = [torch.tensor(part) for part in lists], []
     for part in parts:
@@ -57,7 +57,7 @@ def test_hold_out_is_that_of_every_client_on_its_own(lists, valid, test, seed):
 
 
 @given(ragged)
-def test_packed_clients_are_a_sequence(lists):
+def test_population__packed_clients_are_a_sequence(lists):
     splits = [Split(torch.tensor(part), torch.tensor(part[1:]).long(), torch.tensor(part[:1])) for part in lists]
     packed = Splits.of(splits)
     assert Splits.of(packed) is packed
@@ -70,7 +70,7 @@ def test_packed_clients_are_a_sequence(lists):
         packed[len(splits)]
 
 
-def test_parts_of_different_clients_are_refused():
+def test_population__parts_of_different_clients_are_refused():
     two, three = Parts.of([torch.arange(1)] * 2), Parts.of([torch.arange(1)] * 3)
     with pytest.raises(FLError, match="of 2, 3 and 2 clients"):
         Splits(two, three, two)
@@ -81,14 +81,14 @@ def test_parts_of_different_clients_are_refused():
 
 @given(st.one_of(st.integers(1, 300), st.integers(29_000, 31_000), st.just(MILLION)), st.data())
 @settings(max_examples=60)
-def test_the_draw_is_the_start_of_a_permutation(n, data):
+def test_population__the_draw_is_the_start_of_a_permutation(n, data):
     k, seed = data.draw(st.integers(1, min(n, 300))), data.draw(st.integers(0, 2**32))
     expected = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].tolist()
     assert draw(n, k, torch.Generator().manual_seed(seed)) == expected
 
 
 @given(st.integers(1, 2**40), st.data())
-def test_what_is_drawn_is_distinct(n, data):
+def test_population__what_is_drawn_is_distinct(n, data):
     k = data.draw(st.integers(1, min(n, 40)))
     drawn = draw(n, k, torch.Generator().manual_seed(data.draw(seeds)))
     assert len(set(drawn)) == k
@@ -151,7 +151,7 @@ def cost_of_a_round(clients):
     return watch.operations, watch.largest, calls_of(lambda: work(2))
 
 
-def test_a_round_costs_the_same_among_a_hundred_thousand_clients():
+def test_population__a_round_costs_the_same_among_a_hundred_thousand_clients():
     few, many = cost_of_a_round(100), cost_of_a_round(100_000)
     assert many[0] == few[0]
     assert many[1] == few[1] < 100_000
@@ -159,7 +159,7 @@ def test_a_round_costs_the_same_among_a_hundred_thousand_clients():
 
 
 @pytest.mark.slow
-def test_a_million_clients_are_nothing_but_indices_and_dealt_out_at_once():
+def test_deal__a_million_clients_are_nothing_but_indices_and_dealt_out_at_once():
     """No work is done client by client, which would be a call each at least."""
     y, made = torch.zeros(3 * MILLION), []
 
@@ -186,7 +186,7 @@ def test_a_million_clients_are_nothing_but_indices_and_dealt_out_at_once():
         (["--partition", "iid", "--local-test", "0.2"], None),
     ],
 )
-def test_a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog):
+def test_population__a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog):
     short = ["--rounds", "1", "--local-epochs", "1", "--width", "0.1", "--batch-size", "50"]
     assert main([*short, *flags, "--out", str(tmp_path)]) == 0
     lines = [record.getMessage() for record in caplog.records]
@@ -194,7 +194,7 @@ def test_a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog)
     assert bool(said) == any("unused" in line for line in lines)
 
 
-def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
+def test_population__a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
     monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Experiment.of(alpha=0.1))
     monkeypatch.setattr(fl.settings.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
     config = fl.run.parse(["skewed", "--partition", "iid"]).one_run()
@@ -206,7 +206,7 @@ def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
 
 
 @pytest.mark.parametrize(("clients", "joining", "leaving"), [(10, 0.2, 0.3), (7, 0.5, 0.0), (20, 0.0, 0.25)])
-def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
+def test_population__shares_of_the_clients_come_and_go(clients, joining, leaving):
     """Everyone is there in one unbroken time, which lacks the first round or the last of those run, never both."""
     rounds, coming, going = 5, round(joining * clients), round(leaving * clients)
     starts, ends = set(), set()
@@ -236,14 +236,14 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
         (0.3, 0.04, 9, "--presence.leaving.*0.04.*10"),
     ],
 )
-def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
+def test_population__who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
     assert make_presence(10, 4, 0.0, 0.0, 1, Rng(0)) is None
     assert make_presence(10, 4, 0.3, 0.3, 2, Rng(0)).at(1)
     with pytest.raises(FLError, match=message):
         make_presence(10, 4, joining, leaving, rounds, Rng(0))
 
 
-def test_a_method_that_draws_its_clients_refuses_those_who_come_and_go():
+def test_population__a_method_that_draws_its_clients_refuses_those_who_come_and_go():
     with pytest.raises(FLError, match="--presence"):
         Config.of(algorithm="clusamp", presence=PresenceOptions(joining=0.1)).check()
 
@@ -252,7 +252,7 @@ def presence(first, last):
     return Presence(torch.tensor(first), torch.tensor(last))
 
 
-def test_a_round_draws_from_those_who_are_there(make_federation):
+def test_population__a_round_draws_from_those_who_are_there(make_federation):
     """K distinct ones, each equally often; with everyone there the very same as without presence."""
     fed = make_federation(sizes=(3, 4, 5, 6, 7, 8), participants=2)
     some = presence([1, 1, 3, 1, 2, 1], [ALWAYS, 2, ALWAYS, ALWAYS, ALWAYS, 4])

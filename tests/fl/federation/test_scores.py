@@ -44,7 +44,7 @@ def score(name, predicted, targets, outputs=2):
         ("balanced_accuracy", [1, 1], [1, 1], 1),
     ],
 )
-def test_a_score_that_samples_do_not_define_is_nan(name, predicted, targets, expected):
+def test_scores__a_score_that_samples_do_not_define_is_nan(name, predicted, targets, expected):
     assert score(name, predicted, targets) == pytest.approx(expected, nan_ok=True)
 
 
@@ -68,11 +68,11 @@ def test_a_score_that_samples_do_not_define_is_nan(name, predicted, targets, exp
         ("roc_auc_ovr_weighted", [[1, 0, 0], [0, 1, 0]], [[0, 0, 0], [0, 0, 0]], math.nan),
     ],
 )
-def test_an_average_is_over_the_classes_that_samples_have(name, predicted, targets, expected):
+def test_scores__an_average_is_over_the_classes_that_samples_have(name, predicted, targets, expected):
     assert score(name, predicted, targets, outputs=3) == pytest.approx(expected, nan_ok=True)
 
 
-def test_average_precision_ranks_samples_by_their_shares_and_not_by_logits():
+def test_scores__average_precision_ranks_samples_by_their_shares_and_not_by_logits():
     """A number that is added to all logits of a sample says nothing."""
     logits, targets = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 3
     measured, moved = metric("average_precision", data_of("classification", 3)), logits + 10 * np.arange(20)[:, None]
@@ -83,12 +83,12 @@ def test_average_precision_ranks_samples_by_their_shares_and_not_by_logits():
 
 
 @pytest.mark.parametrize("name", ["neg_log_loss", "top_k_accuracy"])
-def test_a_score_that_needs_no_class_is_of_samples_of_one_class_too(name):
+def test_scores__a_score_that_needs_no_class_is_of_samples_of_one_class_too(name):
     expected = {"neg_log_loss": math.log(math.e / (math.e + 2)), "top_k_accuracy": 1.0}
     assert score(name, [1, 1], [1, 1], outputs=3) == pytest.approx(expected[name])
 
 
-def test_numbers_that_are_always_the_same_define_no_share_of_their_spread():
+def test_scores__numbers_that_are_always_the_same_define_no_share_of_their_spread():
     targets = np.array([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]])
     outputs = np.array([[1.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
     data = fl.Dataset.from_arrays(targets, targets, targets, targets, task="regression")
@@ -101,7 +101,7 @@ def test_numbers_that_are_always_the_same_define_no_share_of_their_spread():
     assert found.tolist() == pytest.approx([1 / 2, math.nan], nan_ok=True)
 
 
-def test_macro_f1_leaves_out_labels_that_nobody_has_or_predicts():
+def test_scores__macro_f1_leaves_out_labels_that_nobody_has_or_predicts():
     labels = np.array([[1, 0, 0], [0, 0, 0]])
     predicted = np.array([[1, 0, 1], [0, 0, 0]])
     assert macro_f1(predicted, labels, np.array([0, 1])).tolist() == pytest.approx([1 / 2, math.nan], nan_ok=True)
@@ -110,7 +110,7 @@ def test_macro_f1_leaves_out_labels_that_nobody_has_or_predicts():
     assert (summary["local_test_f1"], summary["local_test_f1_std"]) == (0.75, 0.25)
 
 
-def test_clients_without_positives_do_not_count_in_the_mean(tmp_path):
+def test_scores__clients_without_positives_do_not_count_in_the_mean(tmp_path):
     """Four clients are always right, two of them have class 0 alone."""
     y = np.repeat([0, 1], 40)
     x = np.stack([2.0 * y - 1, np.ones(80)], 1).astype("f")

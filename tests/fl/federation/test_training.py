@@ -58,7 +58,7 @@ def same(found, expected, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [[2, 0], [1, 2], [3], [0, 1, 2, 3], [1, 3]])
-def test_rows_are_selected_and_replaced(states, form, rows):
+def test_training__rows_are_selected_and_replaced(states, form, rows):
     own, every = states[form], states["list"]
     same(cohort.select(own, rows), [every[k] for k in rows], form)
     assert torch.equal(cohort.select(own, rows, stacked=True)["w"], torch.stack([every[k]["w"] for k in rows]))
@@ -68,7 +68,7 @@ def test_rows_are_selected_and_replaced(states, form, rows):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_stacks_have_an_inverse_and_parts_come_together_in_order(states, form):
+def test_training__stacks_have_an_inverse_and_parts_come_together_in_order(states, form):
     every, losses = states["list"], torch.arange(4.0)
     parts = cohort.stacks(states[form])
     assert [len(part["w"]) for part in parts] == ([4] if form == "stack" else [1] * 4)
@@ -84,7 +84,7 @@ def test_stacks_have_an_inverse_and_parts_come_together_in_order(states, form):
 # Federations
 
 
-def test_a_federation_varied_keeps_all_else(make_federation):
+def test_training__a_federation_varied_keeps_all_else(make_federation):
     fed = make_federation(defence=Defence("median"), truth=torch.zeros(1, 4))
     other = fed.with_local(epochs=9)
     for setting in fields(Federation):
@@ -95,7 +95,7 @@ def test_a_federation_varied_keeps_all_else(make_federation):
     assert Federation(fed.model, fed.data, fed.clients, 2).local.chosen is not LocalTraining().chosen
 
 
-def test_what_makes_no_federation_is_refused(make_federation):
+def test_training__what_makes_no_federation_is_refused(make_federation):
     fed = make_federation()
     for changes, message in (
         ({"local": 1}, "LocalTraining"),
@@ -108,7 +108,7 @@ def test_what_makes_no_federation_is_refused(make_federation):
             replace(fed, **{"participants": 1, **changes})
 
 
-def test_a_trained_block_for_which_a_frozen_one_stands_is_averaged(make_federation):
+def test_training__a_trained_block_for_which_a_frozen_one_stands_is_averaged(make_federation):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3))
     net[1].requires_grad_(False)
     fed = make_federation(net)
@@ -129,7 +129,7 @@ def test_a_trained_block_for_which_a_frozen_one_stands_is_averaged(make_federati
         [("stack", "loop", 3), ("list", "loop", 0), ("stack", "vmap", 0), ("list", "vmap", 3), ("list", "workers", 3)],
     ),
 )
-def test_a_cohort_is_its_clients_one_by_one(make_federation, form, backend, chunk):
+def test_training__a_cohort_is_its_clients_one_by_one(make_federation, form, backend, chunk):
     """Also of two architectures, the second of them twice in a row, and a few clients at a time."""
     fed = make_federation("cnn", dtype=torch.float64, backend=backend, max_parallel_clients=chunk)
     models, rng, pulled = [fed.model] * 4, Rng(0, 3), proximal(0.1)
@@ -171,7 +171,7 @@ def seen(fed, clients=(0, 1, 2, 3), **settings):
     return trained.states, Counting.seen, fed.meter.read() / (2 * 64 * 3)
 
 
-def test_what_is_counted_is_what_the_model_saw(make_federation):
+def test_training__what_is_counted_is_what_the_model_saw(make_federation):
     """Of clients with 3, 7, 12 and 5 samples; a batch larger than all of them holds what the largest client has."""
     fed = make_federation(Counting(64, 3), backend="loop", epochs=1)
     for size, expected in ((4, 4 + 8 + 12 + 8), (5, 5 + 10 + 15 + 5), (12, 4 * 12), (100, 4 * 12), (10**30, 4 * 12)):
@@ -181,7 +181,7 @@ def test_what_is_counted_is_what_the_model_saw(make_federation):
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_a_client_learns_the_same_whoever_trains_beside_it(make_federation, chunk):
+def test_training__a_client_learns_the_same_whoever_trains_beside_it(make_federation, chunk):
     """The size of batches depends on the largest client of all, not on the largest of those who train together."""
     fed = make_federation(Counting(64, 3), backend="loop", max_parallel_clients=chunk, batch_size=100)
     together = seen(fed)[0]
@@ -189,7 +189,7 @@ def test_a_client_learns_the_same_whoever_trains_beside_it(make_federation, chun
         assert_same(row(seen(fed, [client])[0], 0), row(together, client))
 
 
-def test_the_way_of_a_batch_is_short_and_as_the_page_says(make_federation):
+def test_training__the_way_of_a_batch_is_short_and_as_the_page_says(make_federation):
     """From a method's round to the backward pass of a step."""
     ways = []
 
@@ -218,7 +218,9 @@ def scaled(call, params, context, batch):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_federation, backend, form, caplog):
+def test_training__a_diverging_client_keeps_its_start_and_the_others_do_not_notice(
+    make_federation, backend, form, caplog
+):
     fed = make_federation("resnet20", backend=backend)
     starts, rng = surgery.broadcast(fed.initial(), 3), Rng(0, 7)
 
@@ -238,13 +240,13 @@ def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_fe
         after(torch.nan, torch.nan, torch.nan)
 
 
-def test_a_dropped_client_keeps_what_it_had():
+def test_training__a_dropped_client_keeps_what_it_had():
     before, after = {"w": torch.zeros(4, 1)}, {"w": torch.ones(2, 1)}
     update = ClientUpdate(after, torch.zeros(2), (0, 5), after, client_states=after)
     assert updated(before, [3, 1], update)["w"].flatten().tolist() == [0, 1, 0, 0]
 
 
-def test_large_numbers_and_masks_of_infinity_are_no_failure():
+def test_training__large_numbers_and_masks_of_infinity_are_no_failure():
     """Sums that overflow, and buffers that were infinite from the start."""
     starts = {"w": torch.zeros(2, 3), "mask": torch.tensor([[0.0, -torch.inf]] * 2), "steps": torch.ones(2).long()}
     states = {**starts, "w": torch.full((2, 3), 3e38)}
@@ -257,7 +259,7 @@ def test_large_numbers_and_masks_of_infinity_are_no_failure():
     assert torch.equal(kept["w"][1], starts["w"][1])
 
 
-def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
+def test_training__a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
     poison(monkeypatch, {2}, [0])
     assert cli.main([*TINY, "--rounds", "3", "--out", str(tmp_path), "--name", "a"]) == 0
     assert [row.get("dropped", 0) for row in read(tmp_path / "a" / "metrics.csv")] == [0, 1, 0]
@@ -266,7 +268,7 @@ def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
     assert all(t.isfinite().all() for t in load_file(tmp_path / "a" / "checkpoint.safetensors").values())
 
 
-def test_steps_are_counted_once_a_round(monkeypatch):
+def test_training__steps_are_counted_once_a_round(monkeypatch):
     counted, steps = [], Federation.steps
     monkeypatch.setattr(Federation, "steps", lambda fed, clients: counted.append(clients) or steps(fed, clients))
     pace = PaceOptions(spread=1.0, speed=200.0, deadline=0.15)
@@ -282,7 +284,7 @@ def test_steps_are_counted_once_a_round(monkeypatch):
 
 @pytest.mark.parametrize("lost", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("part", ["global", "squares", "new"])
-def test_a_server_that_is_no_longer_finite_is_named(part, lost):
+def test_training__a_server_that_is_no_longer_finite_is_named(part, lost):
     before = {"global": {"w": torch.zeros(2, 3)}, "squares": {"w": torch.ones(2, 3, dtype=torch.float64)}}
     after = {**before, "new": {"n": torch.ones(2, dtype=torch.int64), "w": torch.ones(4, 2, 3).half()}}
     assert check_finite(after, before, torch.tensor([1.0, 2.0]), 3).tolist() == [1, 2]
@@ -292,7 +294,7 @@ def test_a_server_that_is_no_longer_finite_is_named(part, lost):
         check_finite({**after, part: {**after[part], "w": ill}}, before, torch.ones(2), 3)
 
 
-def test_sums_that_overflow_masks_and_losses_of_nobody_are_no_failure_of_a_server():
+def test_training__sums_that_overflow_masks_and_losses_of_nobody_are_no_failure_of_a_server():
     mask = torch.tensor([0.0, -torch.inf])
     before = {"global": {"w": torch.zeros(2), "mask": mask}, "level": {"mask": mask.expand(2, 2)}}
     after = {"global": {"w": torch.full((2,), 3e38), "mask": mask.clone()}, "level": {"mask": mask.expand(3, 2)}}

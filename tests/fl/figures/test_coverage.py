@@ -29,7 +29,7 @@ def by_masks(plans):
 
 
 @pytest.mark.slow
-def test_coverage_is_that_of_the_masks():
+def test_coverage__is_that_of_the_masks():
     window = Plan({"w": (Source("w", (((0, 1), (3, 5)), ((1, 2),), None)),)}, {"w": (5, 4, 2), "v": (2,)})
     for plans in (*fleet(), [window], [window, Plan({"v": (Source("v", (None,)),)}, window.shapes)]):
         found, expected = coverage(plans), by_masks(plans)
@@ -41,7 +41,7 @@ def test_coverage_is_that_of_the_masks():
     assert grafted.tolist() == [5, 5, 3, 3, 2, 2, 2, 2]
 
 
-def test_plans_must_be_of_one_model():
+def test_coverage__plans_must_be_of_one_model():
     one, two = (Plan({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
     for plans, reason in (([], "no plans to count"), ([one, two], "different global models")):
         with pytest.raises(FLError, match=reason):
@@ -51,7 +51,7 @@ def test_plans_must_be_of_one_model():
 
 
 @pytest.mark.slow
-def test_coverage_maps_show_shares_of_the_width(monkeypatch):
+def test_coverage__maps_show_shares_of_the_width(monkeypatch):
     without, grafted = fleet()
     figure = coverage_maps({"before": without, "after": grafted}, "")
     layers = [name for name, shape in grafted[0].shapes.items() if len(shape) > 1]

@@ -61,7 +61,7 @@ def legend(figure):
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("number", some([2, 8, len(NAMES)], [len(NAMES)]))
-def test_the_legend_names_every_line_and_no_text_lies_on_another(draw, number):
+def test_figures__the_legend_names_every_line_and_no_text_lies_on_another(draw, number):
     """Also of lines that end in one point; the renderer says where texts are."""
     figure = draw({name: [rows()] for name in NAMES[:number]})
     assert legend(figure) == NAMES[:number]
@@ -95,7 +95,7 @@ def test_the_legend_names_every_line_and_no_text_lies_on_another(draw, number):
     assert ("light grey" in caption(figure)) == (number > MOST)
 
 
-def test_axes_do_not_zoom_into_noise(draw):
+def test_figures__axes_do_not_zoom_into_noise(draw):
     high = [0.9991, 0.9993, 0.9992]
     figure = draw({"fedavg": [rows(accuracy=high, models_cosine=[0.99998, 0.99999, 0.99999], loss=[2.3, 2.3001, 2.3])]})
     spans = {axis.get_ylabel(): np.ptp(axis.get_ylim()) for axis in figure.axes}
@@ -118,7 +118,7 @@ def test_axes_do_not_zoom_into_noise(draw):
         assert axis.lines[0].get_marker() == "o"
 
 
-def test_the_caption_says_what_bands_are_and_they_stay_within_the_values(draw):
+def test_figures__the_caption_says_what_bands_are_and_they_stay_within_the_values(draw):
     figure = draw({"fedavg": [rows(0.99), rows(0.1)], "fedmr": [rows(0.5)]})
     assert caption(figure) == "line: mean, band: ± one standard deviation over 1 to 2 seeds (no band: one seed)"
     (band,) = figure.axes[0].collections
@@ -128,7 +128,7 @@ def test_the_caption_says_what_bands_are_and_they_stay_within_the_values(draw):
     assert caption(draw({"fedavg": [rows()]})) == ""
 
 
-def test_lines_that_stop_being_finite_say_so(draw):
+def test_figures__lines_that_stop_being_finite_say_so(draw):
     lost = [rows(loss=[1.0, math.nan, math.nan])]
     figure = draw({"fedavg": [rows()], "fedmr": lost, "indep": [rows(loss=math.inf)]})
     assert figure.axes[1].get_xlabel() == "round\nnot finite at the end: fedmr (nan), indep (inf)"
@@ -139,7 +139,7 @@ def test_lines_that_stop_being_finite_say_so(draw):
     assert "no finite value" in [text.get_text() for text in alone.axes[1].texts]
 
 
-def test_long_names_and_the_title_hold_no_absolute_path(draw):
+def test_figures__long_names_and_the_title_hold_no_absolute_path(draw):
     groups = {f"fedfa dataset=text:/home/me/data/{name}.txt": [rows()] for name in "ab"}
     figure = draw(groups, title="text:/home/me/data/a.txt, cnn")
     assert legend(figure) == [f"fedfa dataset=text:data/{n}.txt" for n in "ab"]
@@ -155,14 +155,14 @@ def test_long_names_and_the_title_hold_no_absolute_path(draw):
         ("megabytes", 1, "MB sent and received by a client (mean)", "3"),
     ],
 )
-def test_costs_have_units_that_suit_them(draw, along, scale, label, number):
+def test_figures__costs_have_units_that_suit_them(draw, along, scale, label, number):
     spent = [row[along] * scale for row in rows()]
     axis = draw({"fedavg": [rows(**{along: spent})]}, along=along).axes[0]
     assert axis.get_xlabel() == label
     assert axis.xaxis.get_major_formatter()(spent[-1], 0) == number
 
 
-def test_a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
+def test_figures__a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr(curves, "save", lambda figure, _: figures.append(figure))
     measured = rows(models_accuracy=0.99, models_std=0.2, loss=[1.0, 0.5, math.nan], train_loss=0.5)
@@ -174,12 +174,12 @@ def test_a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
     assert accuracy.collections[0].get_paths()[0].vertices[:, 1].max() == 1
 
 
-def test_curves_of_a_run_before_its_first_evaluation_warn_of_nothing(recwarn, tmp_path):
+def test_figures__curves_of_a_run_before_its_first_evaluation_warn_of_nothing(recwarn, tmp_path):
     curves.run_figure([{"round": 1, "seconds": 1.0, "train_loss": 2.0}], "a run", tmp_path / "f.png")
     assert not recwarn.list
 
 
-def test_the_partition_says_its_colours_and_has_whole_numbers():
+def test_deal__the_partition_says_its_colours_and_has_whole_numbers():
     y = torch.arange(1000) % 10
     partition = deal(y, "clusters", 10, np.random.default_rng(0), clusters=(2, 5), cluster_classes=(2, 1))
     figure = partition_map(partition, y, 10, "title /home/me/x/y")
@@ -190,14 +190,14 @@ def test_the_partition_says_its_colours_and_has_whole_numbers():
     assert figure.get_suptitle() == "title x/y"
 
 
-def test_the_partition_names_its_clients():
+def test_deal__the_partition_names_its_clients():
     y = torch.arange(1000) % 10
     partition = deal(y, "iid", 3, np.random.default_rng(0))
     labels = partition_map(partition, y, 10, "title", ["oslo", "lima", "x" * 40]).axes[0].get_yticklabels()
     assert [label.get_text() for label in labels] == ["oslo", "lima", "x" * 23 + "…"]
 
 
-def test_recombination_numbers_its_cells_and_explains_them(monkeypatch, tmp_path):
+def test_figures__recombination_numbers_its_cells_and_explains_them(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     monkeypatch.setattr(sys, "argv", ["recombination.py", str(tmp_path / "r.png")])

@@ -75,7 +75,7 @@ def made(folder, **arguments):
     return text, Page(text), runs
 
 
-def test_a_page_has_the_numbers_of_the_table_and_of_the_curves(tmp_path):
+def test_report__a_page_has_the_numbers_of_the_table_and_of_the_curves(tmp_path):
     rng = np.random.default_rng(0)
     accuracies = {(name, seed): rng.random(4) for name in ("fedavg", "fedmr") for seed in (0, 1, 2)}
     for (name, seed), values in accuracies.items():
@@ -94,7 +94,7 @@ def test_a_page_has_the_numbers_of_the_table_and_of_the_curves(tmp_path):
     assert f"{curves[-1][2]} · round 4" in page.texts  # below the picture, before anybody points at it
 
 
-def test_a_page_refers_to_nothing_outside(tmp_path):
+def test_report__a_page_refers_to_nothing_outside(tmp_path):
     leave(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", rounds=2)
     text, page, _ = made(tmp_path)
     assert "//" not in text.replace("</", "")
@@ -104,7 +104,7 @@ def test_a_page_refers_to_nothing_outside(tmp_path):
     assert "http-equiv" not in text
 
 
-def test_names_and_labels_are_escaped(tmp_path):
+def test_report__names_and_labels_are_escaped(tmp_path):
     evil = '<script>alert("&")</script>'
     leave(tmp_path / "<b>&amp;" / "a", [0.5], algorithm="fedavg", rounds=1, dataset=f"folder:{evil}", partition="iid")
     leave(tmp_path / "<b>&amp;" / "b", [0.5], algorithm="fedavg", rounds=1, dataset="digits", partition="iid")
@@ -115,7 +115,7 @@ def test_names_and_labels_are_escaped(tmp_path):
     assert any(evil in cell for rows in page.tables for row in rows for cell in row)
 
 
-def test_settings_that_differ_are_beside_each_other(tmp_path):
+def test_report__settings_that_differ_are_beside_each_other(tmp_path):
     for at, lr in enumerate((0.1, 0.05)):
         leave(tmp_path / str(at), [0.5], algorithm="fedavg", rounds=1, lr=lr, clients=10)
     _, page, _ = made(tmp_path)
@@ -127,7 +127,7 @@ def test_settings_that_differ_are_beside_each_other(tmp_path):
     assert "lr" not in [name for name, _ in alike]
 
 
-def test_the_partition_is_the_runs_own(tmp_path):
+def test_report__the_partition_is_the_runs_own(tmp_path):
     config = Config.of(algorithm="fedavg", rounds=1, seed=3, clients=6)
     leave(tmp_path / "a", [0.5], algorithm="fedavg", rounds=1, seed=3, clients=6)
     dataset = config.load()
@@ -140,13 +140,13 @@ def test_the_partition_is_the_runs_own(tmp_path):
     assert len({hash(tuple(row)) for row in rows}) == 6
 
 
-def test_data_that_are_not_there_are_named(tmp_path):
+def test_report__data_that_are_not_there_are_named(tmp_path):
     leave(tmp_path / "a", [0.5], algorithm="fedavg", rounds=1, dataset=f"folder:{tmp_path}/gone", partition="iid")
     _, page, _ = made(tmp_path)
     assert any("gone" in text and "x.npy" in text for text in page.texts)
 
 
-def test_the_command_trains_the_same(tmp_path):
+def test_report__the_command_trains_the_same(tmp_path):
     config = Config.of(algorithm="fedprox", fedprox={"mu": 0.5}, lr=0.05, partition="shards", width=0.5, rounds=7)
     for seed in (4, 5):
         leave(tmp_path / str(seed), [0.5], **{"algorithm": "fedprox", "fedprox": {"mu": 0.5}, "lr": 0.05},
@@ -156,7 +156,7 @@ def test_the_command_trains_the_same(tmp_path):
     assert parse(words[3:]).experiment.runs() == [config.replace(seed=seed) for seed in (4, 5)]
 
 
-def test_runs_of_own_data_have_python_that_makes_their_settings(tmp_path):
+def test_report__runs_of_own_data_have_python_that_makes_their_settings(tmp_path):
     config = Config.of(algorithm="fedavg", dataset="given", rounds=3, partition="iid")
     leave(tmp_path / "a", [0.5], algorithm="fedavg", dataset="given", rounds=3, partition="iid")
     text = how_to_run(find_runs([tmp_path]))
@@ -168,7 +168,7 @@ def test_runs_of_own_data_have_python_that_makes_their_settings(tmp_path):
     assert "model=..." not in text
 
 
-def test_runs_that_go_on_are_shown_and_the_page_reloads_itself(tmp_path):
+def test_report__runs_that_go_on_are_shown_and_the_page_reloads_itself(tmp_path):
     (tmp_path / "config.yaml").write_text(Experiment.of(algorithms=("fedavg", "fedmr", "fedprox"), rounds=4).to_yaml())
     leave(tmp_path / "fedavg-seed0", [0.1, 0.5, 0.6, 0.7], algorithm="fedavg", rounds=4)
     leave(tmp_path / "fedmr-seed0", [0.1, 0.5], algorithm="fedmr", rounds=4)
@@ -184,7 +184,7 @@ def test_runs_that_go_on_are_shown_and_the_page_reloads_itself(tmp_path):
         find_runs([tmp_path / "fedprox-seed0"], early=True)
 
 
-def test_a_page_is_written_until_all_runs_have_ended(tmp_path, monkeypatch, capsys):
+def test_report__a_page_is_written_until_all_runs_have_ended(tmp_path, monkeypatch, capsys):
     run, out, slept = leave(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", rounds=3), tmp_path / "page.html", []
 
     def sleep(seconds):
@@ -204,7 +204,7 @@ def test_a_page_is_written_until_all_runs_have_ended(tmp_path, monkeypatch, caps
     assert not (tmp_path / "comparison.png").exists()
 
 
-def test_curves_against_traffic_and_a_target_are_on_the_page(tmp_path):
+def test_report__curves_against_traffic_and_a_target_are_on_the_page(tmp_path):
     folder = leave(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", rounds=2)
     text, page, _ = made(folder, against="seconds", target=0.4)
     places = [float(place) for place in re.findall(r'data-at="([^"]+)"', text)]
@@ -217,7 +217,7 @@ def test_curves_against_traffic_and_a_target_are_on_the_page(tmp_path):
 @pytest.mark.parametrize(
     "words", [["--html", "page.png"], ["--html", "there.html"], ["--every", "5"], ["--html", "a.html", "--every", "0"]]
 )
-def test_pages_that_cannot_be_written_are_refused(words, tmp_path, monkeypatch, capsys):
+def test_report__pages_that_cannot_be_written_are_refused(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     leave(tmp_path / "a", [0.5], algorithm="fedavg", rounds=1)
     (tmp_path / "there.html").write_text("mine")

@@ -39,7 +39,9 @@ def nothing_known(monkeypatch):
 
 
 @pytest.mark.slow
-def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_data(make_federation, monkeypatch):
+def test_architectures__half_take_the_smallest_and_the_others_what_scores_best_on_their_own_data(
+    make_federation, monkeypatch
+):
     """The score is a stand-in here: client 2k likes the second candidate best, client 2k + 1 the third."""
     fed = make_federation(sizes=(4, 7, 12, 5, 9, 8))
     space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
@@ -72,7 +74,7 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
 
 
 @pytest.mark.nightly
-def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
+def test_architectures__methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
     fed, asked = make_federation(sizes=(8, 9), participants=1), []
     real = architectures.zico
     monkeypatch.setattr(architectures, "zico", lambda *args, **options: asked.append(1) or real(*args, **options))
@@ -89,7 +91,7 @@ def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypa
     assert chosen(few, weak=0.0) == [Space(BASE, (0.5, 1.0), (1, (2, 1, 1))).smallest] * 2  # no two batches to compare
 
 
-def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
+def test_architectures__in_turn_at_random_and_what_clients_can_afford(make_federation):
     fed = make_federation(sizes=(3,) * 9)
     space = list(Space(BASE, (0.5, 1.0), (1, (2, 1, 1))))
     assert chosen(fed, choose="cycle") == [space[k % 4] for k in range(9)]
@@ -114,7 +116,7 @@ def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
 
 
 @pytest.mark.slow
-def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
+def test_architectures__given_architectures_make_the_global_model_their_maximum(tmp_path):
     """Nobody has the global model: one is the widest, others the deepest of each section."""
     path = tmp_path / "fleet.yaml"
     depths = (1, [2, 1, 1], [1, 1, 2], [1, 1, 1])
@@ -149,7 +151,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
         (None, "cannot be read: .*No such file"),
     ],
 )
-def test_files_that_are_refused(make_federation, tmp_path, text, message):
+def test_architectures__files_that_are_refused(make_federation, tmp_path, text, message):
     fed, path = make_federation(sizes=(3, 4), participants=1), tmp_path / "fleet.yaml"
     if text:
         path.write_text(text)
@@ -170,13 +172,13 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
         ({"depths": ("1-2",)}, "no such candidate"),
     ],
 )
-def test_options_that_are_refused_before_anything_is_loaded(options, message):
+def test_architectures__options_that_are_refused_before_anything_is_loaded(options, message):
     config = Config.of(algorithm="fedfa", model="preresnet20", architectures=ArchitectureOptions(**options))
     with pytest.raises(FLError, match=message):
         config.check()
 
 
-def test_methods_with_one_model_refuse_architectures():
+def test_architectures__methods_with_one_model_refuse_architectures():
     options = ArchitectureOptions((0.5, 1.0))
     config = Experiment.of(algorithms=("fedfa", "fedavg"), model="preresnet20", architectures=options)
     with pytest.raises(FLError, match=r"--architectures\.widths"):
@@ -207,7 +209,7 @@ def moved(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", some(FAMILIES, [name for name in FAMILIES if ":" not in name]))
-def test_a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_federation, family):
+def test_architectures__a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_federation, family):
     spec, depth = FAMILIES[family]
     specs = [spec.scaled(0.5, depth), spec.scaled(0.5), spec.scaled(1.0, depth), spec]
     specs = specs[::3] * 2 if ":" in family else specs  # which take long to make
@@ -231,7 +233,7 @@ def test_a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_feder
     assert not torch.allclose(predict(server, x, 0), predict(server, x, 3))
 
 
-def test_clients_of_a_language_model():
+def test_architectures__clients_of_a_language_model():
     """On words of pydoc: the heads stay, each gets narrower."""
     options = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
     config = Config.of(
@@ -247,7 +249,7 @@ def test_clients_of_a_language_model():
     assert {fed.fleet[k].spec.depth for k in range(4)} == {(1,), (2,)}
 
 
-def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
+def test_architectures__scalers_divide_by_the_rate_against_the_global_model(make_federation):
     spec = replace(BASE, scaler=True)
     full = spec.build(torch.Generator().manual_seed(0))
     fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, [spec, spec.scaled(0.5)] * 2))
@@ -255,7 +257,7 @@ def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
         assert {m.rate for m in fed.fleet[client].model.modules() if isinstance(m, Scaler)} == {rate}
 
 
-def test_what_is_no_part_of_the_global_model_is_refused(make_federation):
+def test_architectures__what_is_no_part_of_the_global_model_is_refused(make_federation):
     full, deeper, wider = BASE.build(torch.Generator()), BASE.scaled(1.0, (2, 2, 1)), BASE.scaled(2.0)
     for other, message in ((deeper, "depth 2,2,1 is no part .* depth 2,1,1"), (wider, "width 0.25 ")):
         with pytest.raises(FLError, match=message):
@@ -266,7 +268,7 @@ def test_what_is_no_part_of_the_global_model_is_refused(make_federation):
 
 @pytest.mark.parametrize("stand", ["corner", "none"])
 @pytest.mark.parametrize("depth", [(3, 2, 0), (2, 0, 0), (1, 2, 1)])
-def test_a_model_with_exits_may_end_before_the_global_one(depth, stand):
+def test_architectures__a_model_with_exits_may_end_before_the_global_one(depth, stand):
     """Its tensors are the leading ones of those with their names, and its plan builds it out of the global model."""
     full = Spec("preresnet20", exits=True, norm="group", image_size=8, width=0.25)
     small = full.scaled(0.5, depth=depth)

@@ -63,7 +63,7 @@ FAST = ["resnet18", pytest.param("torchvision:resnet18", marks=LONG), pytest.par
 
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("suffix", [pytest.param("pth", marks=LONG), "safetensors"])
-def test_a_library_s_weights_give_its_logits(resnet, name, suffix):
+def test_init__a_library_s_weights_give_its_logits(resnet, name, suffix):
     folder, theirs = resnet
     model, start = begun(folder / f"resnet.{suffix}", name, num_classes=1000, in_channels=3, image_size=32)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def test_a_library_s_weights_give_its_logits(resnet, name, suffix):
 
 
 @pytest.mark.parametrize("name", FAST[:2])
-def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
+def test_init__another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
     folder, theirs = resnet
     model, start = begun(folder / "resnet.pth", name)
     head = next(n for n in start.left if n.endswith("weight"))
@@ -84,7 +84,7 @@ def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [(2, 2, 2, 2), (2, 1, 0, 0)])
-def test_exits_stay_as_drawn_where_there_is_one_classifier(resnet, tmp_path, depth):
+def test_init__exits_stay_as_drawn_where_there_is_one_classifier(resnet, tmp_path, depth):
     """The rest is as in the model with one classifier; weights of a model with exits fit as they are."""
     changes = {"in_channels": 3, "image_size": 32, "width": 0.5, "depth": depth, "exits": True}
     net, start = begun(resnet[0] / "resnet.safetensors", "resnet18", **changes)
@@ -100,7 +100,7 @@ def test_exits_stay_as_drawn_where_there_is_one_classifier(resnet, tmp_path, dep
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in state.items())
 
 
-def test_other_weights_do_not_fit_exits(resnet, tmp_path):
+def test_init__other_weights_do_not_fit_exits(resnet, tmp_path):
     with pytest.raises(FLError, match="--model"):
         begun(resnet[0] / "resnet.safetensors", "resnet50", exits=True)
     save_file({**drawn("resnet18").state_dict(), "more": torch.ones(1)}, tmp_path / "more.safetensors")
@@ -110,7 +110,7 @@ def test_other_weights_do_not_fit_exits(resnet, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])
-def test_a_narrow_and_shallow_model_gets_its_part(resnet, name):
+def test_init__a_narrow_and_shallow_model_gets_its_part(resnet, name):
     folder, theirs = resnet
     changes = {"in_channels": 3, "width": 0.5, "depth": (1, 2, 2, 1), "image_size": 32}
     model, _ = begun(folder / "resnet.safetensors", name, **changes)
@@ -120,7 +120,7 @@ def test_a_narrow_and_shallow_model_gets_its_part(resnet, name):
     assert torch.equal(last, theirs.layer4[0].conv2.weight[:256, :256])
 
 
-def test_the_model_s_own_weights_fit_at_its_width_and_at_full_width(cnn, tmp_path):
+def test_init__the_model_s_own_weights_fit_at_its_width_and_at_full_width(cnn, tmp_path):
     path, state = cnn
     assert all(torch.equal(t, state[n]) for n, t in begun(path, "cnn")[0].state_dict().items())
     narrow = begun(path, "cnn", width=0.5)[0].state_dict()
@@ -145,7 +145,7 @@ def test_the_model_s_own_weights_fit_at_its_width_and_at_full_width(cnn, tmp_pat
         (lambda s: s.update({"fc1.bias": torch.ones(512, dtype=torch.int8)}), "other kinds of numbers: fc1.bias"),
     ],
 )
-def test_what_does_not_fit_is_named(cnn, tmp_path, change, message):
+def test_init__what_does_not_fit_is_named(cnn, tmp_path, change, message):
     change(cnn[1])
     save_file(cnn[1], tmp_path / "other.safetensors")
     with pytest.raises(FLError, match=message):
@@ -159,12 +159,12 @@ def test_what_does_not_fit_is_named(cnn, tmp_path, change, message):
         pytest.param("torchvision:resnet34", {}, "it lacks layer1.2.conv1.weight, ", marks=LONG),
     ],
 )
-def test_other_models_weights_are_refused(resnet, name, changes, message):
+def test_init__other_models_weights_are_refused(resnet, name, changes, message):
     with pytest.raises(FLError, match=message):
         begun(resnet[0] / "resnet.pth", name, **changes)
 
 
-def test_files_that_hold_no_weights_are_refused(tmp_path):
+def test_init__files_that_hold_no_weights_are_refused(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     (tmp_path / "text.safetensors").write_text("no weights")
@@ -177,7 +177,7 @@ def test_files_that_hold_no_weights_are_refused(tmp_path):
             begun(tmp_path / name, "cnn")
 
 
-def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypatch):
+def test_init__without_a_network_the_error_names_the_weights_and_the_way_out(monkeypatch):
     def unreachable(*_, **__):
         raise OSError("no network")
 
@@ -202,7 +202,7 @@ def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypat
 
 
 @pytest.mark.slow
-def test_what_a_library_publishes_is_taken(resnet, monkeypatch):
+def test_init__what_a_library_publishes_is_taken(resnet, monkeypatch):
     theirs = resnet[1]
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: theirs.state_dict())
     model, start = begun("torchvision", "resnet18", num_classes=1000, in_channels=3, image_size=32)
@@ -215,7 +215,7 @@ TINY = fl.Config.of(clients=4, participants=2, rounds=2, local_epochs=1, width=0
 
 
 @pytest.mark.parametrize(("name", "widths"), [("fedmr", ()), ("nefl", (0.5, 1.0)), ("flexifed", (1.0,))])
-def test_methods_begin_there(cnn, name, widths, tmp_path):
+def test_init__methods_begin_there(cnn, name, widths, tmp_path):
     """With clients' parts cut out of it, where architectures differ; what they would draw otherwise is the file's."""
     path, state = cnn
     config = TINY.replace(algorithm=name, width=1.0, init=str(path))
@@ -236,7 +236,7 @@ def test_methods_begin_there(cnn, name, widths, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_path):
+def test_init__a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_path):
     path, state = cnn
     whole = TINY.replace(algorithm="fedavg", init=str(path))
     fl.simulate(whole, tmp_path / "whole")
@@ -262,7 +262,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
         load_initial_weights(tmp_path / "whole", whole)
 
 
-def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
+def test_init__weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
     state = cnn[1]
     save_initial_weights(tmp_path, Start(dict(state), "timm:cnn", "0" * 64))
     assert load_initial_weights(tmp_path, TINY.replace(init="timm")).source == "timm:cnn"
@@ -293,7 +293,9 @@ def begun_own(net, model, folder, **changes):
 
 @pytest.mark.parametrize("width", [1.0, 0.5])
 @pytest.mark.parametrize("classes", [10, 1000])
-def test_a_user_s_model_takes_its_own_names_and_a_classifier_for_other_classes_stays_as_drawn(tmp_path, width, classes):
+def test_init__a_user_s_model_takes_its_own_names_and_a_classifier_for_other_classes_stays_as_drawn(
+    tmp_path, width, classes
+):
     net, few = Net(classes=classes), int(12 * width)
     state = net.state_dict()
     found, start, drawn = begun_own(net, Net, tmp_path, width=width)
@@ -310,6 +312,6 @@ def test_a_user_s_model_takes_its_own_names_and_a_classifier_for_other_classes_s
         (Net(classes=5), lambda: Net(further=True), r"\[5, 12\].*\[10, 12\]"),
     ],
 )
-def test_weights_that_do_not_fit_a_user_s_model_are_refused(tmp_path, there, here, said):
+def test_init__weights_that_do_not_fit_a_user_s_model_are_refused(tmp_path, there, here, said):
     with pytest.raises(FLError, match=said):
         begun_own(there, here, tmp_path)

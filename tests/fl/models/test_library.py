@@ -22,7 +22,7 @@ SMALL = {"num_classes": 7, "image_size": 32}
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18", "torchvision:mobilenet_v3_small"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_models_take_classes_and_channels(name, channels):
+def test_library__models_take_classes_and_channels(name, channels):
     net = LibrarySpec(name, in_channels=channels, **SMALL).build()
     assert net.training
     assert net.eval()(torch.randn(2, channels, 32, 32)).shape == (2, 7)
@@ -31,12 +31,12 @@ def test_models_take_classes_and_channels(name, channels):
 
 
 @pytest.mark.parametrize("name", ["timm:deit_tiny_patch16_224", "torchvision:vit_b_32"])
-def test_models_that_ask_for_the_image_s_size_are_told(name):
+def test_library__models_that_ask_for_the_image_s_size_are_told(name):
     net = LibrarySpec(name, **SMALL).build(device="meta")
     assert net.eval()(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 7)
 
 
-def test_an_error_of_the_library_is_not_taken_for_an_argument_that_it_lacks(monkeypatch):
+def test_library__an_error_of_the_library_is_not_taken_for_an_argument_that_it_lacks(monkeypatch):
     def get_model(name, **options):
         if "image_size" in options:
             raise TypeError("sizes of another type")
@@ -47,7 +47,7 @@ def test_an_error_of_the_library_is_not_taken_for_an_argument_that_it_lacks(monk
         LibrarySpec("torchvision:resnet18", **SMALL).build()
 
 
-def test_defaults_are_the_library_s():
+def test_library__defaults_are_the_library_s():
     assert (LibrarySpec("timm:resnet18").num_classes, LibrarySpec("timm:resnet18").image_size) == (1000, 224)
     assert LibrarySpec("torchvision:inception_v3").image_size == 299
     assert LibrarySpec("timm:mnasnet_small").in_channels == 3
@@ -56,7 +56,7 @@ def test_defaults_are_the_library_s():
 
 @pytest.mark.parametrize("depth", [None, 2, (1, 2, 1, 1)])
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
-def test_a_spec_of_a_library_s_model_is_a_value(name, depth):
+def test_library__a_spec_of_a_library_s_model_is_a_value(name, depth):
     spec = LibrarySpec(name, num_classes=7, in_channels=1, image_size=32, dropout=0, width=0.5, depth=depth)
     assert LibrarySpec.from_yaml(spec.to_yaml()) == spec
     assert LibrarySpec.from_yaml(LibrarySpec(name).to_yaml()) == LibrarySpec(name)
@@ -67,12 +67,12 @@ def test_a_spec_of_a_library_s_model_is_a_value(name, depth):
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
-def test_counts_are_those_of_the_zoo_s(name):
+def test_library__counts_are_those_of_the_zoo_s(name):
     assert LibrarySpec(name).count(64) == Spec("resnet18").count(64)
     assert size(LibrarySpec(name, 7, 3, 32), "parameters") == Spec("resnet18", 7).count().parameters
 
 
-def test_models_whose_parameters_go_from_module_to_module_are_counted():
+def test_library__models_whose_parameters_go_from_module_to_module_are_counted():
     assert size(LibrarySpec("timm:cait_xxs24_224"), "macs") > 2e9
 
 
@@ -97,7 +97,7 @@ def test_models_whose_parameters_go_from_module_to_module_are_counted():
         ("timm:resnet18.nonsense", {}, "Invalid pretrained tag"),
     ],
 )
-def test_bad_arguments(name, options, message):
+def test_library__bad_arguments(name, options, message):
     with pytest.raises(ValueError, match=message):
         LibrarySpec(name, **options).build()
 
@@ -120,7 +120,7 @@ def draws(net, x):
         ("timm:efficientnet_b0", False),  # timm's are off unless asked for
     ],
 )
-def test_dropout_of_zero_switches_all_of_it_off(name, drawing):
+def test_library__dropout_of_zero_switches_all_of_it_off(name, drawing):
     """Dropout and stochastic depth."""
     x = torch.randn(2, 3, 64, 64)
     spec = LibrarySpec(name, num_classes=7, image_size=64, dropout=0)
@@ -129,7 +129,7 @@ def test_dropout_of_zero_switches_all_of_it_off(name, drawing):
 
 
 @pytest.mark.parametrize(("name", "rest"), [("torchvision:resnet18", {}), ("timm:resnet18", {"dropout": 0.0})])
-def test_narrow_and_shallow_models_are_cut(name, rest):
+def test_library__narrow_and_shallow_models_are_cut(name, rest):
     spec = make_spec(name, 7, 3, 32, width=0.5, depth=(1, 2, 1, 1), **rest)
     net = create(torch.Generator().manual_seed(0), spec).eval()
     assert [len(getattr(net, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
@@ -138,7 +138,7 @@ def test_narrow_and_shallow_models_are_cut(name, rest):
     assert net(spec.example(2)).shape == (2, 7)
 
 
-def test_a_grey_image_is_seen_as_three_equal_channels():
+def test_library__a_grey_image_is_seen_as_three_equal_channels():
     grey, colour = (
         LibrarySpec("torchvision:resnet18", in_channels=c, **SMALL).build(torch.Generator().manual_seed(0)).eval()
         for c in (1, 3)
@@ -148,14 +148,14 @@ def test_a_grey_image_is_seen_as_three_equal_channels():
         torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)), atol=1e-4, rtol=1e-4)
 
 
-def test_to_describe_a_model_builds_none():
+def test_library__to_describe_a_model_builds_none():
     _defaults.cache_clear()
     before = torch.get_rng_state()
     assert LibrarySpec("torchvision:vit_h_14").name == "torchvision:vit_h_14"
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_weights_come_from_the_generator_alone():
+def test_library__weights_come_from_the_generator_alone():
     before = torch.get_rng_state()
     spec = LibrarySpec("timm:resnet18", num_classes=5)
     a, b, other = (spec.build(torch.Generator().manual_seed(seed)).state_dict() for seed in (1, 1, 2))
@@ -164,7 +164,7 @@ def test_weights_come_from_the_generator_alone():
     assert not torch.equal(a["fc.weight"], other["fc.weight"])
 
 
-def test_a_library_is_asked_for_the_counterpart():
+def test_library__a_library_is_asked_for_the_counterpart():
     assert counterpart("torchvision", Spec("vgg11")) == "vgg11_bn"
     assert counterpart("torchvision", Spec("vgg11", norm="none")) == "vgg11"
     assert counterpart("timm", Spec("vit_tiny")) == "vit_tiny_patch16_224"
@@ -188,7 +188,7 @@ def test_a_library_is_asked_for_the_counterpart():
         ("timm", "timm.create_model", "https://huggingface.co/timm/resnet18."),
     ],
 )
-def test_without_a_network(monkeypatch, tmp_path, library, cut, address):
+def test_library__without_a_network(monkeypatch, tmp_path, library, cut, address):
     def refuse(*_, **__):
         raise OSError("Network is unreachable\nand more")
 
@@ -205,7 +205,7 @@ def test_without_a_network(monkeypatch, tmp_path, library, cut, address):
     assert "\n" not in text
 
 
-def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
+def test_library__without_a_network_timm_looks_into_the_cache_only(monkeypatch):
     from huggingface_hub import constants
 
     def refuse(*_, **__):
@@ -223,7 +223,7 @@ def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
     assert not constants.HF_HUB_OFFLINE
 
 
-def test_a_narrow_model_by_name_trains_as_the_same_one_made_in_python():
+def test_narrow__a_narrow_model_by_name_trains_as_the_same_one_made_in_python():
     settings = {"algorithm": "fedavg", "clients": 2, "participants": 2, "partition": "iid", "samples": 40}
     fed, method = fl.build(fl.Config.of(model="timm:resnet10t", width=0.5, **settings))
     start = method.init()

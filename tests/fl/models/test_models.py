@@ -30,7 +30,7 @@ def make(name, seed=0, **arguments):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name):
+def test_models__weights_are_a_function_of_the_generator_and_nothing_global_changes(name):
     before = torch.get_rng_state()
     one, same, other = (state(make(name, seed, width=0.25)) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
@@ -39,13 +39,13 @@ def test_weights_are_a_function_of_the_generator_and_nothing_global_changes(name
 
 
 @pytest.mark.parametrize(("name", "channels"), [("timm:resnet18", 1), ("torchvision:resnet18", 3)])
-def test_channels_classes_and_width(name, channels):
+def test_models__channels_classes_and_width(name, channels):
     model = make(name, in_channels=channels, num_classes=7, width=0.5).eval()
     assert model(torch.zeros(2, channels, 8, 8)).shape == (2, 7)
     assert model.conv1.weight.shape == (32, channels, 7, 7)
 
 
-def test_a_grey_image_does_what_three_equal_channels_would():
+def test_models__a_grey_image_does_what_three_equal_channels_would():
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(2, 1, 8, 8, generator=generator)
     grey, colour = make(NAMES[1]).eval(), make(NAMES[1], in_channels=3).eval()
@@ -59,7 +59,7 @@ def test_a_grey_image_does_what_three_equal_channels_would():
         ["vgg11", "torchvision:mobilenet_v3_small"],
     ),
 )
-def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
+def test_models__keep_their_dropout_and_draw_from_their_own_stream(name):
     model = make(name, in_channels=3, image_size=32, width=0.25).train()
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     drops = name != "timm:repvit_m0_9"  # has none
@@ -96,20 +96,20 @@ def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
         ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line(name, arguments, message):
+def test_models__what_cannot_be_trained_is_one_line(name, arguments, message):
     with pytest.raises(FLError) as caught:
         make(name, **arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_are_checked_before_anything_is_built():
+def test_models__settings_are_checked_before_anything_is_built():
     for settings in ({"model": "timm:resnet1"}, {"width": 2.0, "model": "timm:resnet18"}):
         with pytest.raises(FLError, match="resnet1"):
             Config.of(**settings).check()
 
 
-def test_width_and_depth_may_be_single_numbers():
+def test_models__width_and_depth_may_be_single_numbers():
     config = Config.of(model="resnet20", width=0.5, depth=2)
     assert (config.model.width, config.model.depth) == ((0.5,), (2,))
     assert config.model.spec().depth == (2, 2, 2)
@@ -125,7 +125,7 @@ def test_width_and_depth_may_be_single_numbers():
         [SECTIONS],
     ),
 )
-def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
+def test_models__a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
     """Statistics of the static norm are in the checkpoint."""
     flags = [*TINY, *flags.split(), "--out", str(tmp_path), "--name", "a"]
     assert cli.main([*flags, "--rounds", "1"]) == 0
@@ -138,7 +138,7 @@ def test_a_run_can_be_resumed_and_its_model_taken_out(tmp_path, flags):
     assert accuracy == pytest.approx(read(folder / "metrics.csv")[-1]["accuracy"], abs=1e-9)
 
 
-def test_width_and_depth_are_given_by_section():
+def test_models__width_and_depth_are_given_by_section():
     model = make("resnet20", width=(0.25, 0.25, 0.5), depth=(1, 2, 1))
     assert model.head.in_features == 32
     assert [len(model.section1), len(model.section2), len(model.section3)] == [1, 2, 1]
@@ -148,21 +148,21 @@ def test_width_and_depth_are_given_by_section():
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_a_model_of_text_is_made_for_the_length_of_the_sequences():
+def test_models__a_model_of_text_is_made_for_the_length_of_the_sequences():
     text = TextOptions(vocabulary=50, length=16)
     config = Config.of(dataset="pydoc", partition="natural", model="transformer", text=text)
     data = config.load()
     assert model_spec(config, replace(data, x=data.x[:, :8])).tokens == 8
 
 
-def test_a_user_s_model_is_as_it_was_after_its_classifier_was_looked_for():
+def test_models__a_user_s_model_is_as_it_was_after_its_classifier_was_looked_for():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     spec = custom_model.describe("given", lambda: net, Config().load(), 1.0, None)
     assert spec.classifier() == {"1.weight", "1.bias"}
     assert pickle.loads(pickle.dumps(net))  # which a hook that stayed would prevent
 
 
-def test_what_exits_are_for():
+def test_models__what_exits_are_for():
     assert models.make_spec("resnet20", exits=True).exits
     assert models.make_spec("resnet20").exits is False
     with pytest.raises(FLError, match="--exits"):

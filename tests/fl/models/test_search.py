@@ -63,7 +63,7 @@ def naive(model, batches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("norm", "count"), [("static_batch", 2), ("batch", 4)])
-def test_zico_is_the_naive_loop(norm, count):
+def test_search__zico_is_the_naive_loop(norm, count):
     net = Spec("preresnet18", 3, 1, 8, width=0.1, depth=(1, 2, 1, 1), norm=norm).build(seeded()).double()
     expected = naive(net, images(count))
     assert zico(net, images(count)) == pytest.approx(expected, rel=1e-6)
@@ -93,7 +93,7 @@ def careless(**rates):
         return Careless(**rates).double()
 
 
-def test_zico_changes_nothing_and_asks_no_global_generator():
+def test_search__zico_changes_nothing_and_asks_no_global_generator():
     net = careless(functional=0.3).eval()
     net.head.weight.grad = torch.ones_like(net.head.weight)
     before, random = copy.deepcopy(net), torch.get_rng_state()
@@ -107,7 +107,7 @@ def test_zico_changes_nothing_and_asks_no_global_generator():
     assert [name for name, p in net.named_parameters() if p.grad is not None] == ["head.weight"]
 
 
-def test_what_zico_does_not_depend_on():
+def test_search__what_zico_does_not_depend_on():
     net, batches = careless(), images(3)
     score = zico(net, batches)
     assert zico(careless(p=0.0), batches) == score  # dropout
@@ -123,14 +123,14 @@ def test_what_zico_does_not_depend_on():
     assert zico(net, batches) > tied
 
 
-def test_zico_leaves_out_weights_whose_gradient_is_constant():
+def test_search__zico_leaves_out_weights_whose_gradient_is_constant():
     constant = torch.full((2,), 0.1)  # in float32 their mean is not quite 0.1 in every way of computing it
     steps = [(torch.cat([constant, torch.tensor([v])]), None) for v in (1.0, 3.0, -1.0)]
     score = zico(nn.Linear(3, 1), steps, lambda call, params, scales, batch: (params["weight"] * batch[0]).sum())
     assert score == pytest.approx(math.log(5 / 3 / np.std([1, 3, -1])), abs=1e-6)
 
 
-def test_zico_refuses_what_it_cannot_score():
+def test_search__zico_refuses_what_it_cannot_score():
     (x, y), second = images()
     linear, norm = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), nn.Sequential(nn.Flatten(), nn.LayerNorm(64))
     for net, batches, message in (
@@ -145,7 +145,7 @@ def test_zico_refuses_what_it_cannot_score():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["static_batch", "batch"])
-def test_zico_on_the_gpu(norm):
+def test_search__zico_on_the_gpu(norm):
     net = Spec("preresnet18", 3, 1, 8, width=0.1, norm=norm).build(seeded()).double()
     expected = zico(net, images())
     batches = [(x.cuda(), y.cuda()) for x, y in images()]
@@ -153,7 +153,7 @@ def test_zico_on_the_gpu(norm):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_space_is_the_grid_of_its_candidates(name):
+def test_search__a_space_is_the_grid_of_its_candidates(name):
     space = SPACES[name]
     base, slots = space.base, len(space.base.depth or ()) or len(space.base.width)
     if space.mixed:
@@ -177,7 +177,7 @@ def test_a_space_is_the_grid_of_its_candidates(name):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_steps_of_evolution_stay_in_the_grid(name):
+def test_search__steps_of_evolution_stay_in_the_grid(name):
     space, generator = SPACES[name], seeded()
     seen = set()
     for _ in range(40):
@@ -202,13 +202,13 @@ def test_steps_of_evolution_stay_in_the_grid(name):
         ("tail", Spec("vgg11", depth=2), "with these sections"),
     ],
 )  # fmt: skip
-def test_what_was_not_announced_is_refused(space, spec, message):
+def test_search__what_was_not_announced_is_refused(space, spec, message):
     with pytest.raises(FLError, match=message):
         SPACES[space].genes(spec)
     assert spec not in SPACES[space]
 
 
-def test_candidates_that_a_model_cannot_have_are_refused():
+def test_search__candidates_that_a_model_cannot_have_are_refused():
     for base, arguments, message in (
         (Spec("cnn"), {"depths": (1,)}, "cnn has no sections of blocks"),
         (RESNET, {"widths": ()}, "no width of resnet20"),
@@ -255,7 +255,7 @@ SCORES = {
         [*product(["one rate"], SCORES), *product(["mixed"], ("product", "tied", "all NaN"))],
     ),
 )
-def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
+def test_search__on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
     space = SPACES[space]
     worth = [-math.inf if math.isnan(SCORES[name](spec)) else SCORES[name](spec) for spec in space]
     for find in (search, evolve):
@@ -264,7 +264,7 @@ def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
         assert sorted(asked, key=space.genes) == list(space) if find is evolve else asked == list(space)  # 64 are few
 
 
-def test_evolution_keeps_the_best_that_it_has_seen(monkeypatch):
+def test_search__evolution_keeps_the_best_that_it_has_seen(monkeypatch):
     monkeypatch.setattr(search_module, "GENERATIONS", 2)
     score, asked = counted(lambda spec: -len(asked))
     assert evolve(MIXED, score, seeded()) == asked[0]  # the best of all that were seen, not of the last generation
@@ -290,7 +290,7 @@ LIBRARY = Space(LibrarySpec("torchvision:resnet18", 3, 1, 32), (0.25, 0.5), (1,)
 @pytest.mark.parametrize(
     "space", [SPACES["one rate"], pytest.param(LIBRARY, marks=pytest.mark.slow)], ids=["zoo", "library"]
 )
-def test_the_largest_within_a_budget(space):
+def test_search__the_largest_within_a_budget(space):
     real = {spec: real_sizes(spec) for spec in space}
     for unit in ("macs", "parameters", "bytes"):
         sizes = {spec: real[spec][unit] for spec in space}

@@ -39,7 +39,7 @@ def label_counts(alpha, clients=20, n=20_000):
     )
 
 
-def test_small_alpha_is_more_heterogeneous():
+def test_partition__small_alpha_is_more_heterogeneous():
     tables = [label_counts(alpha) for alpha in (0.1, 0.5, 100.0)]
     shares = [table / table.sum(1, keepdim=True) for table in tables]
     low, middle, high = (share.square().sum(1).mean().item() for share in shares)
@@ -48,7 +48,7 @@ def test_small_alpha_is_more_heterogeneous():
     assert low > 0.3
 
 
-def test_full_clients_get_no_more():
+def test_partition__full_clients_get_no_more():
     """The balance rule: who holds N / clients samples gets nothing of the classes that follow."""
     for held in label_counts(0.1):
         assert held[: int(held.nonzero().max())].sum() < 1000
@@ -78,7 +78,7 @@ def skew(tables):
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 @pytest.mark.parametrize("y", [balanced(200, 4), torch.arange(20).repeat_interleave(torch.arange(1, 21)) % 4])
-def test_mixtures_are_those_of_plain_loops(y, alpha):
+def test_partition__mixtures_are_those_of_plain_loops(y, alpha):
     """All clients equally large; their skew is the loops' within four standard errors, also where classes run out."""
     ours, loops = [], []
     for seed in range(40):
@@ -92,7 +92,7 @@ def test_mixtures_are_those_of_plain_loops(y, alpha):
     assert (abs(ours.mean(0) - loops.mean(0)) < 4 * error).all()
 
 
-def test_a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
+def test_partition__a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
     """The first client's share of a class is Dirichlet-multinomial; by class, sizes differ."""
     shares = np.array(
         [
@@ -109,7 +109,7 @@ def test_a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
     assert sizes["dirichlet"].float().std() > 50
 
 
-def test_a_mixture_is_around_the_shares_of_the_classes_in_the_data():
+def test_partition__a_mixture_is_around_the_shares_of_the_classes_in_the_data():
     """With a large alpha, every client has as much of a rare class as there is of it."""
     y = torch.arange(2000) % 10 == 0
     parts = dealt(y.long(), "dirichlet_mixture", 10, alpha=1000.0)
@@ -117,7 +117,7 @@ def test_a_mixture_is_around_the_shares_of_the_classes_in_the_data():
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-9, 1e9])
-def test_mixtures_of_extreme_concentrations(alpha):
+def test_partition__mixtures_of_extreme_concentrations(alpha):
     parts = dealt(balanced(1003), "dirichlet_mixture", 10, alpha=alpha)
     assert_partition(parts, 1003)
     assert sorted(parts.sizes.tolist()) == [100] * 7 + [101] * 3
@@ -125,7 +125,7 @@ def test_mixtures_of_extreme_concentrations(alpha):
     assert sum(classes) >= 95 if alpha > 1 else sum(classes) <= 30
 
 
-def test_sizes_from_a_dirichlet_distribution_are_of_random_samples():
+def test_deal__sizes_from_a_dirichlet_distribution_are_of_random_samples():
     """Sizes have the distribution's variance; classes are alike; text can be dealt out so."""
     y, alpha = balanced(20_000), 0.5
     draws = [dealt(y, "dirichlet_sizes", 10, 1, seed, alpha=alpha) for seed in range(150)]
@@ -140,7 +140,7 @@ def test_sizes_from_a_dirichlet_distribution_are_of_random_samples():
     assert structure.tolist() == [[0] * 4]
 
 
-def test_small_clients_of_a_dirichlet_size_are_filled_up(caplog):
+def test_partition__small_clients_of_a_dirichlet_size_are_filled_up(caplog):
     parts = dealt(balanced(1000), "dirichlet_sizes", 50, 10, alpha=0.01)
     assert "dirichlet_sizes0.01 gives 50 clients 10 samples each in none of 200 draws" in caplog.text
     assert_partition(parts, 1000)
@@ -151,7 +151,7 @@ def test_small_clients_of_a_dirichlet_size_are_filled_up(caplog):
 @pytest.mark.nightly
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 0.2), st.integers(0, 99))
-def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):
+def test_partition__whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):
     n = data.draw(st.integers(max(clients, clients * minimum - 3), clients * minimum + 60))
     if n < clients * minimum:
         with (
@@ -165,7 +165,7 @@ def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients
     assert min(map(len, parts)) >= minimum
 
 
-def test_samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog):
+def test_deal__samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog):
     y, many = balanced(6000), 200
     parts = dealt(y, "dirichlet", many, 10, 3, alpha=0.05)
     assert "200 clients 10 samples each in none of 200 draws: " in caplog.text
@@ -179,7 +179,7 @@ def test_samples_move_to_small_clients_from_the_largest_and_this_is_told(caplog)
         assert not gone or len(new) >= parts.sizes.max() - 1  # only the largest give
 
 
-def test_shares_of_nothing_and_impossible_ones():
+def test_partition__shares_of_nothing_and_impossible_ones():
     """What is held out of each client is asked in tests/fl/federation/test_population.py."""
     (split,) = hold_out([torch.arange(5)], 0, 0, np.random.default_rng(0))
     assert [len(part) for part in split] == [5, 0, 0]
@@ -196,14 +196,14 @@ def assert_disjoint(parts, n):
 
 
 @given(st.integers(50, 400), st.integers(1, 20), st.integers(0, 99))
-def test_unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
+def test_partition__unequal_sizes_lie_between_n_and_twice_n(n, clients, seed):
     parts = dealt(balanced(n), "iid", clients, 1, seed, unequal=True)
     assert_partition(parts, n)
     sizes = list(map(len, parts))
     assert max(sizes) <= 2 * min(sizes)
 
 
-def test_unequal_sizes_use_the_whole_range():
+def test_partition__unequal_sizes_use_the_whole_range():
     sizes = list(map(len, dealt(balanced(60_000), "iid", 100, unequal=True)))
     assert max(sizes) > 1.9 * min(sizes)
     assert len(set(sizes)) > 80
@@ -211,7 +211,7 @@ def test_unequal_sizes_use_the_whole_range():
 
 @settings(max_examples=60)
 @given(st.integers(2, 30), st.integers(1, 40), st.floats(0.01, 1), st.integers(0, 99))
-def test_shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, clients, share, seed):
+def test_partition__shards_hold_equally_many_samples_of_a_share_of_the_classes(classes, clients, share, seed):
     y = balanced(clients * classes * 3, classes)
     parts = dealt(y, "shards", clients, 1, seed, class_share=share)
     assert_disjoint(parts, len(y))
@@ -226,7 +226,7 @@ LEVELS = [(100, (2, 5, 9)), (100, (3, 6, 11)), (200, (4, 13, 21)), (200, (9, 15,
 
 
 @pytest.mark.parametrize(("classes", "counts"), LEVELS)
-def test_the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
+def test_deal__the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
     y = balanced(classes * 100, classes)
     parts, structure = deal(y, "clusters", 50, np.random.default_rng(0), minimum=1, clusters=counts)
     assert_partition(parts, len(y))
@@ -241,7 +241,7 @@ def test_the_paper_s_levels_use_every_class_and_sample_once(classes, counts):
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted), st.integers(9, 60))
-def test_finer_clusters_lie_within_coarser_ones(counts, clients):
+def test_partition__finer_clusters_lie_within_coarser_ones(counts, clients):
     structure = torch.from_numpy(nested(counts, clients))
     assert [len(level.unique()) for level in structure] == counts
     for coarse, fine in pairwise(structure):
@@ -253,7 +253,7 @@ def test_finer_clusters_lie_within_coarser_ones(counts, clients):
 
 @settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(6, 20), st.integers(0, 99))
-def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
+def test_deal__clusters_of_one_level_share_their_classes(count, each, clients, seed):
     y = balanced(12 * 60, 12)
     rng = np.random.default_rng(seed)
     parts, structure = deal(y, "clusters", clients, rng, minimum=1, clusters=(count,), cluster_classes=(each,))
@@ -268,14 +268,14 @@ def test_clusters_of_one_level_share_their_classes(count, each, clients, seed):
     assert tables.sum() == 60 * (used > 0).sum()
 
 
-def test_samples_that_cannot_be_divided_among_a_cluster_go_to_any_of_its_clients():
+def test_partition__samples_that_cannot_be_divided_among_a_cluster_go_to_any_of_its_clients():
     sizes = dealt(torch.arange(400), "clusters", 2, clusters=(1,)).sizes  # a sample of each class
     assert sizes.sum() == 400
     assert (sizes - 200).abs().max() < 50  # five standard deviations of a binomial
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "contiguous"])
-def test_a_partition_is_a_function_of_its_seed(kind):
+def test_deal__a_partition_is_a_function_of_its_seed(kind):
     y, owners = balanced(2000), torch.arange(2000) % 40
     options = {"clusters": (2, 4), "cluster_classes": (3, 1)} if kind == "clusters" else {}
     first, again, other = (
@@ -313,7 +313,7 @@ def test_a_partition_is_a_function_of_its_seed(kind):
         ({"kind": "clusters", "clusters": ()}, "for 20 clients|need --cluster-classes"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_named(call, message):
+def test_deal__what_cannot_be_dealt_out_is_named(call, message):
     call = {"clients": 20, **call}
     with pytest.raises(FLError, match=message) as caught:
         deal(balanced(1000), rng=np.random.default_rng(0), **call)
@@ -321,7 +321,7 @@ def test_what_cannot_be_dealt_out_is_named(call, message):
 
 
 @pytest.mark.drawn
-def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
+def test_partition__the_figure_is_drawn_and_its_counts_are_right(tmp_path):
     y = balanced(1000)
     partition = deal(y, "clusters", 10, np.random.default_rng(0), clusters=(2, 5), cluster_classes=(2, 1))
     expected = [torch.bincount(y[part], minlength=10).tolist() for part in partition.parts]
@@ -330,7 +330,7 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pooled_data_are_tested_on_what_clients_hold_out():
+def test_partition__pooled_data_are_tested_on_what_clients_hold_out():
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
     shares = {"local_valid": 0.1, "local_test": 0.2}
     config = Config.of(pool_test_set=True, samples=1500, partition="iid", algorithm="fedavg", **shares)
@@ -349,7 +349,7 @@ def test_pooled_data_are_tested_on_what_clients_hold_out():
         whole.sampled(2000)
 
 
-def test_pooled_writers_keep_their_samples():
+def test_partition__pooled_writers_keep_their_samples():
     x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     data = Dataset("a", x[:4], torch.arange(4), x[4:], torch.arange(2), 4, owners=torch.tensor([0, 0, 1, 1]))
     with pytest.raises(FLError, match="does not say who owns"):
@@ -362,7 +362,7 @@ def test_pooled_writers_keep_their_samples():
 
 
 @given(st.integers(2, 200), st.lists(st.integers(1, 12), min_size=2, max_size=4).map(sorted))
-def test_classes_of_nested_clusters_fit(total, counts):
+def test_partition__classes_of_nested_clusters_fit(total, counts):
     """Every level has classes, together at most as many as there are, and no further one would fit everywhere."""
     if sum(counts) > total:
         return
@@ -382,7 +382,7 @@ def test_classes_of_nested_clusters_fit(total, counts):
         ([1], 0.5, 0.4999, "use smaller shares"),
     ],
 )
-def test_too_few_samples_to_hold_out_are_told_how_many_are_enough(sizes, valid, test, said):
+def test_partition__too_few_samples_to_hold_out_are_told_how_many_are_enough(sizes, valid, test, said):
     with pytest.raises(FLError, match=said):
         hold_out(list(torch.arange(sum(sizes)).split(sizes)), valid, test, np.random.default_rng(0))
     if "--min-samples" in said:
@@ -391,13 +391,13 @@ def test_too_few_samples_to_hold_out_are_told_how_many_are_enough(sizes, valid, 
         assert len(hold_out(parts, valid, test, np.random.default_rng(0))) == 9
 
 
-def test_an_owner_with_just_the_minimum_of_samples_is_a_client():
+def test_partition__an_owner_with_just_the_minimum_of_samples_is_a_client():
     owners = torch.tensor([7, 7, 4, 9, 9, 9])
     assert list(map(len, dealt(balanced(6), "natural", 2, minimum=2, owners=owners))) == [2, 3]
 
 
 @pytest.mark.parametrize("owners", [[-5, 10**15, -5, 10**15, 2], [2**62, 7, 2**62, 7, 9]])
-def test_owners_may_have_any_number(owners):
+def test_deal__owners_may_have_any_number(owners):
     given, small = torch.tensor(owners), torch.tensor(np.unique(owners, return_inverse=True)[1])
     for seed in range(3):
         parts = [
@@ -411,7 +411,7 @@ def dealt_to_five(labels, clients):
     """A function of the wrong arguments."""
 
 
-def test_a_partition_of_other_arguments_is_refused_when_it_is_named():
+def test_partition__a_partition_of_other_arguments_is_refused_when_it_is_named():
     with pytest.raises(FLError, match=r"takes \(labels, clients\): let it take \(task\)"):
         Config.of(partition=dealt_to_five)
     with pytest.raises(FLError, match="deal takes"):

@@ -47,7 +47,7 @@ def mixed(make_federation, kinds=KINDS, malicious=(), norm="batch", exits=False)
     return wrapped(fed, attack=Attack(frozenset(malicious), fed.data, 1.0))
 
 
-def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
+def test_architecture_table__the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
     fed = mixed(make_federation, malicious={1, 2})
     rows = architecture_rows(fed)
     assert [row["clients"] for row in rows] == ["0 2", "3", "1"]  # by parameters
@@ -69,7 +69,7 @@ MEASURED = ["ditto", "fedasam", "fedrep", "fedfa"]
 
 
 @pytest.mark.parametrize("name", some(["fedavg", *MEASURED[:3], *CUT], MEASURED))
-def test_the_meter_by_hand(make_federation, name):
+def test_architecture_table__the_meter_by_hand(make_federation, name):
     """Samples in whole batches, times passes over them (two epochs; ditto has two models, and SAM two passes a step),
     times the forward pass of the client's own model. What attackers compute beside is not counted.
     """
@@ -88,7 +88,7 @@ def test_the_meter_by_hand(make_federation, name):
     assert fed.meter.read() == 0
 
 
-def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
+def test_simulate__the_column_of_macs_is_a_participant_s_mean(tmp_path):
     options = ArchitectureOptions((0.5, 1.0), choose="cycle")
     config = Config.of(
         algorithm="fedfa", clients=4, participants=4, rounds=2, local_epochs=2, width=0.1, architectures=options,
@@ -111,7 +111,9 @@ def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
         ("flexifed", []),  # its layers lie in a tree
     ],
 )
-def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monkeypatch, name, panels):
+def test_architecture_table__coverage_is_drawn_as_the_method_has_it(
+    make_federation, tmp_path, monkeypatch, name, panels
+):
     drawn = []
     monkeypatch.setattr("fl.figures.coverage.save", lambda figure, _: drawn.append(figure))
     fed = mixed(make_federation, DEPTHS if name == "flexifed" else KINDS)
@@ -133,7 +135,7 @@ def by_hand(fed, cohort, statistics):
 
 
 @pytest.mark.parametrize("norm", ["batch", "static_batch"])
-def test_participants_models_by_hand(make_federation, norm):
+def test_architecture_table__participants_models_by_hand(make_federation, norm):
     """Client 2 has all classes, 1 and 3 lack some; client 0 is malicious and not asked."""
     fed = mixed(make_federation, malicious={0}, norm=norm)
     y = fed.data.y.clone()
@@ -171,7 +173,7 @@ def test_participants_models_by_hand(make_federation, norm):
     assert evaluate.evaluate_models(fed, nobody) == {}
 
 
-def test_a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federation):
+def test_architecture_table__a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federation):
     fed = make_federation("cnn")
     fed = wrapped(fed, attack=Attack(frozenset({0}), fed.data, 1.0))
     states = {
@@ -187,7 +189,7 @@ def test_a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federati
     assert evaluate.evaluate_models(fed, cohort)["models_accuracy"] == pytest.approx(sum(right) / 2)
 
 
-def test_perplexity_of_participants_by_hand(make_federation):
+def test_architecture_table__perplexity_of_participants_by_hand(make_federation):
     """The mean of each one's exp(mean loss)."""
     spec = Spec("transformer", 11, tokens=6, width=0.125, depth=1, dropout=0.0)
     fed = make_federation(spec.build(torch.Generator().manual_seed(0)), sizes=(3, 4), participants=2)

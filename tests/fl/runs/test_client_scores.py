@@ -38,7 +38,9 @@ def rows_of(folder, number):
         return [row for row in csv.DictReader(file) if row["round"] == str(number)]
 
 
-def test_a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_is_told(tmp_path, capsys):
+def test_client_scores__a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_is_told(
+    tmp_path, capsys
+):
     folder = run(tmp_path, "a")
     best = selected(read(folder / "metrics.csv"))
     assert best["local_valid_loss"] == min(row["local_valid_loss"] for row in read(folder / "metrics.csv"))
@@ -66,7 +68,7 @@ def test_a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_
     assert said in capsys.readouterr().out
 
 
-def test_owners_have_a_column(tmp_path):
+def test_simulate__owners_have_a_column(tmp_path):
     """Which owners are drawn depends on the seed."""
     names = np.repeat(["zurich", "berlin", "oslo", "athens", "lima"], [14, 10, 12, 11, 3])
     x, y = torch.rand(len(names), 4), torch.arange(len(names)) % 3
@@ -86,7 +88,7 @@ def test_owners_have_a_column(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_in_pieces_leaves_the_table_of_a_run_in_one(tmp_path, monkeypatch):
+def test_client_scores__a_run_in_pieces_leaves_the_table_of_a_run_in_one(tmp_path, monkeypatch):
     """Stopped by Ctrl-C, with rounds added, and with other evaluations than before."""
     flags = ("--rounds", "6", "--eval-every", "2")
     whole = run(tmp_path, "whole", *flags)
@@ -107,13 +109,13 @@ def test_a_run_in_pieces_leaves_the_table_of_a_run_in_one(tmp_path, monkeypatch)
     assert len(tables - {(whole / FILE).read_bytes()}) == 3
 
 
-def test_without_held_out_samples_there_is_no_table(tmp_path):
+def test_client_scores__without_held_out_samples_there_is_no_table(tmp_path):
     folder = run(tmp_path, "a", "--local-valid", "0", "--local-test", "0", "--rounds", "1")
     assert not (folder / FILE).exists()
     assert json.loads((folder / "summary.json").read_text())["selected"] == {}
 
 
-def test_rounds_that_the_metrics_drop_are_dropped(tmp_path, make_federation):
+def test_client_scores__rounds_that_the_metrics_drop_are_dropped(tmp_path, make_federation):
     fed, path = make_federation("cnn"), tmp_path / FILE
     table = ClientTable(tmp_path, fed, [])
     for number in (1, 2, 3):
@@ -128,7 +130,7 @@ def test_rounds_that_the_metrics_drop_are_dropped(tmp_path, make_federation):
     assert float(rows_of(tmp_path, 3)[-1]["valid_accuracy"]) == 1.0
 
 
-def test_clients_that_only_test_have_no_validation_columns(tmp_path, make_federation):
+def test_client_scores__clients_that_only_test_have_no_validation_columns(tmp_path, make_federation):
     fed = make_federation("cnn")
     clients = [Split(split.train, split.valid[:0], split.test) for split in fed.clients]
     ClientTable(tmp_path, dataclasses.replace(fed, clients=clients), [])

@@ -196,7 +196,7 @@ ALIKE = {  # found by the same comparison as others
     some(DAMAGE, [case for case in DAMAGE if case not in ALIKE]),
     ids=[f"{file}: {what}" for file, what in DAMAGE],
 )
-def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
+def test_damage__whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
     damage, subject, told = DAMAGE[file, what]
     folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
     damage(folder / file, runs)
@@ -212,7 +212,7 @@ def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
 
 
 @pytest.mark.parametrize(("file", "told"), [(POINT, "rbec"), (TABLE, "rbc"), (CLIENTS, "r"), (START, "r")])
-def test_a_file_that_may_not_be_read_is_not_called_missing(runs, tmp_path, data, monkeypatch, file, told):
+def test_damage__a_file_that_may_not_be_read_is_not_called_missing(runs, tmp_path, data, monkeypatch, file, told):
     folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
 
     def closed(path, *args, opened=io.open, **kwargs):
@@ -229,7 +229,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(runs, tmp_path, data,
         assert "\n" not in text
 
 
-def test_the_same_content_is_the_same_file_and_shared_memory_is_no_matter(tmp_path):
+def test_write__the_same_content_is_the_same_file_and_shared_memory_is_no_matter(tmp_path):
     one = torch.arange(6.0)
     mine = {"b": one, "a": one.view(2, 3).T, "c": torch.tensor(3), "d": torch.zeros(0, 2)}
     for name in "xy":
@@ -241,7 +241,7 @@ def test_the_same_content_is_the_same_file_and_shared_memory_is_no_matter(tmp_pa
     assert all(torch.equal(found[name], tensor) for name, tensor in mine.items())
 
 
-def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(runs, tmp_path, data):
+def test_export_model__what_a_kill_leaves_and_an_end_measured_is_no_damage(runs, tmp_path, data):
     """Rounds after the checkpoint, other seconds, and evaluations that a resumed run has dropped, may be; a table of
     clients that goes on behind them, too.
     """
@@ -255,7 +255,7 @@ def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(runs, tmp_path, dat
     assert simulate(replace(Config.read(folder), rounds=5), folder, True, data)["rounds"] == 5
 
 
-def test_a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, data):
+def test_simulate__a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, data):
     """A run goes on after it; then only the table's headings can be wrong, which is told with the file."""
     folder = tmp_path / "a"
     simulate(CONFIG, folder, dataset=data)
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp_path, dat
     assert simulate(CONFIG, folder, resume=True, dataset=data)["rounds"] == 1
 
 
-def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
+def test_simulate__a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
     used, order = [], ["vmap", "loop"]
     monkeypatch.setattr(engine, "ranked", lambda groups: order)
     for name in ("vmap", "loop"):
@@ -289,7 +289,7 @@ def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monk
 @pytest.mark.parametrize(
     "change", [lambda part: part.popitem(), lambda part: part.update(extra=torch.zeros(1))], ids=["lost", "added"]
 )
-def test_a_checkpoint_with_other_tensors_than_the_methods_is_not_resumed(tmp_path, data, change):
+def test_simulate__a_checkpoint_with_other_tensors_than_the_methods_is_not_resumed(tmp_path, data, change):
     folder = tmp_path / "a"
     simulate(CONFIG, folder, dataset=data)
     spec, server = checkpoint.read_parts(folder)
@@ -301,7 +301,7 @@ def test_a_checkpoint_with_other_tensors_than_the_methods_is_not_resumed(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["cnn", "timm:resnet18"])
-def test_fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_path, name):
+def test_damage__fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_path, name):
     spec = make_spec(name, 10, 1, 8, width=0.5)
     checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, spec, {})
     assert checkpoint.read_parts(tmp_path)[0] == spec
@@ -309,7 +309,7 @@ def test_fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_pat
     assert checkpoint.spec_of(tmp_path, fields, None) == spec
 
 
-def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
+def test_damage__a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, make_spec("cnn", 10, 1, 8), {})
     monkeypatch.delitem(PRESETS, "cnn")
     with pytest.raises(fl.FLError, match="'cnn'"):
@@ -325,7 +325,7 @@ def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
         ({"compression": {"kind": "quantise"}}, {"compression": {"bits": 4}}),
     ],
 )
-def test_a_run_does_not_go_on_with_other_extensions(before, after, tmp_path):
+def test_simulate__a_run_does_not_go_on_with_other_extensions(before, after, tmp_path):
     config, folder = CONFIG.replace(rounds=1, **before), tmp_path / "run"
     simulate(config, folder)
     changed = config.replace(**after)

@@ -67,7 +67,7 @@ def data():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", some(range(8), [1]))
-def test_a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypatch, data, first):
+def test_simulate__a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypatch, data, first):
     simulate(CONFIG, tmp_path / "whole", dataset=data)
     whole, number, before = contents(tmp_path / "whole"), 1 + first, set()
     while True:
@@ -87,7 +87,7 @@ def test_a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypat
     assert (True, True) in before
 
 
-def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, data):
+def test_simulate__a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, data):
     simulate(CONFIG, tmp_path / "whole", dataset=data)
     saved = []
 
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, data):
 
 
 @pytest.mark.nightly
-def test_runs_that_are_killed_for_good(tmp_path):
+def test_deaths__runs_that_are_killed_for_good(tmp_path):
     """The program that tries 200 kills, here a few."""
     program = Path(__file__).parents[3] / "benchmarks" / "kills.py"
     command = [sys.executable, str(program), "--trials", "2", "--seed", "1", "--out", str(tmp_path)]
@@ -117,7 +117,7 @@ def test_runs_that_are_killed_for_good(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_nan_is_told_by_summary_and_exit_code(tmp_path, monkeypatch, capsys):
+def test_deaths__a_loss_that_is_nan_is_told_by_summary_and_exit_code(tmp_path, monkeypatch, capsys):
     original = evaluate.evaluate_global
     monkeypatch.setattr(evaluate, "evaluate_global", lambda *a: original(*a) | {"loss": float("nan")})
     flags = [*TINY, "--rounds", "1", "--out", str(tmp_path)]

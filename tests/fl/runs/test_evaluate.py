@@ -15,7 +15,7 @@ from fl.partition import Split
 from fl.runs import evaluate
 
 
-def test_scores_are_scikit_learn_s():
+def test_evaluate__scores_are_scikit_learn_s():
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
     result = scores(lambda x: x, logits, labels, 5)
@@ -26,7 +26,7 @@ def test_scores_are_scikit_learn_s():
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_CHUNK", 5), ("_PIXELS", 5 * 8 * 8), ("_PIXELS", 1)])
-def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, limit, value):
+def test_evaluate__predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, limit, value):
     """They are the model's in evaluation mode."""
     fed, sizes = make_federation("resnet20"), []
     whole = fed.predict(fed.initial(), fed.data.test_x)
@@ -39,7 +39,7 @@ def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, l
     assert sum(sizes) == len(whole)
 
 
-def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federation, monkeypatch):
+def test_evaluate__static_batch_norm_is_given_the_training_data_s_statistics(make_federation, monkeypatch):
     fed = make_federation("resnet20", norm="static_batch")
     state = fed.initial()
     logits = fed.predict(state, fed.data.test_x[:2])
@@ -58,7 +58,7 @@ def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federati
     torch.testing.assert_close(moved, logits + 1)
 
 
-def test_statistics_are_those_of_this_federation_and_state(make_federation):
+def test_evaluate__statistics_are_those_of_this_federation_and_state(make_federation):
     fed = make_federation("resnet20", norm="static_batch")
     state = fed.initial()
     name = "section1.0.norm1.running_mean"
@@ -73,7 +73,7 @@ def test_statistics_are_those_of_this_federation_and_state(make_federation):
         assert fed.statistics(fed.initial()).keys() == first.keys()
 
 
-def test_similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
+def test_evaluate__similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
     fed = make_federation("resnet20")
     models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states
     models["stem.norm.running_var"][0] += 1e6
@@ -86,7 +86,7 @@ def test_similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
 
 
 @pytest.mark.parametrize(("model", "left"), [("resnet20", 2), ("cnn", 3), ("ten entries", 0)])
-def test_the_released_similarity_is_the_mean_over_chunks_of_five_entries(make_federation, model, left):
+def test_evaluate__the_released_similarity_is_the_mean_over_chunks_of_five_entries(make_federation, model, left):
     """Counters and statistics are in it; if no entry is left over, the last chunk counts twice."""
     fed = make_federation(model if left else "cnn")
     if not left:  # 8 and 2
@@ -110,7 +110,7 @@ def test_the_released_similarity_is_the_mean_over_chunks_of_five_entries(make_fe
     assert evaluate.released_cosine(fed, cohort)["models_cosine_released"] == pytest.approx(total / 3, rel=1e-6)
 
 
-def test_clients_own_data(make_federation):
+def test_evaluate__clients_own_data(make_federation):
     parts = [Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))]
     fed = dataclasses.replace(make_federation("cnn", sizes=(6, 8), participants=1), clients=parts)
 
@@ -138,7 +138,7 @@ def test_clients_own_data(make_federation):
     assert evaluate.summarise_clients(rows, left_out={1})["local_test_loss"] == scores["test"][0]["loss"]
 
 
-def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):
+def test_evaluate__a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):
     fed = make_federation("cnn", sizes=(6, 8), participants=1)
     some, none = torch.arange(3), torch.arange(0)
 

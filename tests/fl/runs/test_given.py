@@ -49,7 +49,7 @@ class Net(nn.Module):
         return self.last(self.conv(x)[..., :: self.stride, :].relu().mean((2, 3)))
 
 
-def test_digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
+def test_given__digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
     config = fl.Config.of(**SMALL)
     fl.simulate(config, tmp_path / "named")
     fl.simulate(config, tmp_path / "given", dataset=arrays(digits))
@@ -59,7 +59,7 @@ def test_digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
     assert [one is None for one in kept] == [True, False]
 
 
-def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_path):
+def test_given__data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_path):
     config, other = fl.Config.of(**SMALL), replace(digits, x=digits.x * 0)
     assert other.name == config.data.dataset
     fl.simulate(config, tmp_path / "run", dataset=other)
@@ -73,7 +73,7 @@ def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_pat
 MANY = {"pad": 1, "pool_test_set": True, "samples": 100, "local_test": 0.2}
 
 
-def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
+def test_given__loaded_data_are_prepared_once_as_the_settings_say(digits):
     config = fl.Config.of(**{**SMALL, **MANY})
     named, _ = fl.build(config)
     assert len(named.data.x) == 100
@@ -90,7 +90,7 @@ def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
         fl.build(config.replace(samples=3000), digits)
 
 
-def test_a_module_is_the_federation_made_by_hand(digits, tmp_path):
+def test_given__a_module_is_the_federation_made_by_hand(digits, tmp_path):
     """Its weights are the start, it is not changed, and all that is drawn besides is as with a model by name."""
     net = perceptron()
     before = {name: tensor.clone() for name, tensor in state(net).items()}
@@ -107,7 +107,7 @@ def test_a_module_is_the_federation_made_by_hand(digits, tmp_path):
     assert all(torch.equal(tensor, trained[name]) for name, tensor in server["global"].items())
 
 
-def test_a_resumed_run_ends_like_an_uninterrupted_one(digits, tmp_path):
+def test_given__a_resumed_run_ends_like_an_uninterrupted_one(digits, tmp_path):
     """Also with another start in the module, since the checkpoint has all weights."""
     data, net, config = arrays(digits), perceptron(), fl.Config.of(**{**FEW, "rounds": 3, "eval_every": 1})
     fl.simulate(config, tmp_path / "whole", model=net, dataset=data)
@@ -125,7 +125,7 @@ def table(classes=3):
     return fl.Dataset.from_arrays(x, y, x[:60], y[:60], owners=y)
 
 
-def test_a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(tmp_path):
+def test_given__a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(tmp_path):
     net = Net()
     fed, _ = fl.build(fl.Config.of(width=0.5, **FEW), model=net)
     assert torch.equal(fed.initial()["conv.weight"], net.conv.weight[:3])
@@ -137,7 +137,7 @@ def test_a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(t
 
 
 @pytest.mark.slow
-def test_methods_that_start_several_models_need_a_function(tmp_path):
+def test_given__methods_that_start_several_models_need_a_function(tmp_path):
     femam = FeMAMOptions(level_rounds=(1,), levels=("global", "personal"))
     config = fl.Config.of(algorithm="femam", **FEW, local_valid=0.2, femam=femam)
     with pytest.raises(FLError, match=r"--femam\.start"):
@@ -167,7 +167,7 @@ class Tied(nn.Module):
         return self.last(self.embed(x))
 
 
-def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
+def test_given__a_model_with_tied_weights_is_loaded_again(tmp_path):
     x = torch.randint(50, (40, 6), generator=torch.Generator().manual_seed(0))
     data, settings = fl.Dataset.from_arrays(x, x, x, x, classes=50), {**FEW, "samples": 0}
     fl.simulate(fl.Config.of(algorithm="fedavg", **settings), tmp_path / "run", dataset=data, model=Tied)
@@ -184,7 +184,7 @@ class WithLogits(Net):
         return SimpleNamespace(logits=super().forward(x))
 
 
-def test_trained_models_give_what_their_class_gives_and_carry_nothing_of_fl(digits, tmp_path):
+def test_given__trained_models_give_what_their_class_gives_and_carry_nothing_of_fl(digits, tmp_path):
     net, images = WithLogits(), digits.test_x[:4].float()
     run = fl.Run(fl.Config.of(**FEW), tmp_path / "run", dataset=arrays(digits), model=net)
     shown = [turn.model for turn in run]
@@ -194,7 +194,7 @@ def test_trained_models_give_what_their_class_gives_and_carry_nothing_of_fl(digi
     assert not net._forward_hooks
 
 
-def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
+def test_given__a_function_draws_its_weights_from_the_run_s_seed_alone():
     torch.manual_seed(5)
     one, again, other = (fl.build(fl.Config.of(seed=seed, **FEW), model=Net)[0].initial() for seed in (0, 0, 1))
     drawn = torch.rand(1)
@@ -205,7 +205,7 @@ def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
 
 
 @pytest.mark.slow
-def test_a_folder_refuses_other_data_and_another_model(digits, tmp_path):
+def test_given__a_folder_refuses_other_data_and_another_model(digits, tmp_path):
     config, data = fl.Config.of(**FEW), arrays(digits)
     folder = tmp_path / "run"
     fl.simulate(config, folder, dataset=data, model=Net)
@@ -311,13 +311,13 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
         ({"dataset": torch.utils.data.TensorDataset(torch.zeros(4, 3))}, {}, "TensorDataset"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(given, settings, said):
+def test_given__what_does_not_fit_is_refused_in_one_line(given, settings, said):
     with pytest.raises(FLError, match=said) as error:
         fl.build(fl.Config.of(**{**FEW, "samples": 0, **settings}), **given)
     assert "\n" not in str(error.value)
 
 
-def test_images_that_are_not_square_and_tokens_with_a_label_each_and_with_one_for_all(tmp_path):
+def test_given__images_that_are_not_square_and_tokens_with_a_label_each_and_with_one_for_all(tmp_path):
     config = fl.Config.of(algorithm="fedavg", **{**FEW, "samples": 0, "width": 0.1})
     for data, model, shape in ((WIDE, "resnet9", (80, 2)), (NEXT, "transformer", (40, 5, 11))):
         fed, algorithm = fl.build(config.replace(model=model), data)
@@ -342,7 +342,7 @@ class Noisy(nn.Linear):
 
 
 @pytest.mark.parametrize("algorithm", ["fedmr", "femam"])
-def test_a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time(tmp_path, digits, algorithm):
+def test_given__a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time(tmp_path, digits, algorithm):
     """Its metrics were others in each run of the same settings, and models side by side failed."""
     config = fl.Config.of(**FEW | {"algorithm": algorithm, "local_test": 0.2, "eval_every": 1, "clients": 6})
     torch.manual_seed(0)
@@ -352,7 +352,7 @@ def test_a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time
     assert results(tmp_path / "one") == results(tmp_path / "two")
 
 
-def test_complex_parameters_are_refused(tmp_path, digits):
+def test_given__complex_parameters_are_refused(tmp_path, digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, dtype=torch.complex64))
     with pytest.raises(FLError, match="view_as_real"):
         fl.simulate(fl.Config.of(**FEW), tmp_path / "run", dataset=digits, model=net)

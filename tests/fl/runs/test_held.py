@@ -14,7 +14,7 @@ from fl.runs import lock
 from fl.runs.lock import open_run_folder
 
 
-def test_a_folder_that_another_works_in_is_refused_by_name(tmp_path):
+def test_held__a_folder_that_another_works_in_is_refused_by_name(tmp_path):
     folder = tmp_path / "a"
     with open_run_folder(folder, resume=False):
         write_text(folder / "config.yaml", "")
@@ -28,7 +28,7 @@ def test_a_folder_that_another_works_in_is_refused_by_name(tmp_path):
         pass
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
+def test_held__the_lock_of_a_killed_process_is_free(tmp_path):
     ready, tell = os.pipe()
     if not (process := os.fork()):
         with open_run_folder(tmp_path / "a", resume=False):
@@ -49,7 +49,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     os.close(tell)
 
 
-def test_a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path, monkeypatch):
+def test_held__a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path, monkeypatch):
     """Its owner ends between our opening of the file and our locking of it: the file is not in the folder any more."""
     flock, path = lock.fcntl.flock, tmp_path / lock.FILE
 
@@ -67,7 +67,7 @@ def test_a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path, monke
             pass
 
 
-def test_settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_path):
+def test_held__settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_path):
     for folder in (tmp_path / "new" / "a", tmp_path / "mine"):
         (tmp_path / "mine").mkdir(exist_ok=True)
         with pytest.raises(FLError, match="no such split"), open_run_folder(folder, resume=False):
@@ -75,7 +75,7 @@ def test_settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_folders_with_something_in_them_are_refused(tmp_path):
+def test_held__folders_with_something_in_them_are_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("mine")
     match = "other exists already and holds no run that could be resumed"
@@ -86,7 +86,7 @@ def test_folders_with_something_in_them_are_refused(tmp_path):
         pass
 
 
-def test_file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeypatch, caplog):
+def test_held__file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeypatch, caplog):
     def refuse(error):
         def call(*_):
             raise error
@@ -104,7 +104,7 @@ def test_file_systems_without_locks_and_without_writing_say_so(tmp_path, monkeyp
             pass
 
 
-def test_what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp_path, caplog):
+def test_held__what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp_path, caplog):
     if not (process := os.fork()):
         os._exit(0)
     os.waitpid(process, 0)
@@ -123,7 +123,7 @@ def test_what_a_killed_process_left_beside_a_file_goes_with_its_next_writing(tmp
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
-def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
+def test_held__an_output_that_is_full_is_told_to_be_the_output(tmp_path):
     block = "with guarded() as ended:\n    print('a' * 99999)\n"
     code = f"import sys\nfrom fl.base.console import guarded\n{block}sys.exit(ended.code)"
     with open("/dev/full", "w") as full:
@@ -134,7 +134,7 @@ def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a link", "no regular file"])
-def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
+def test_held__what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
     other, file = tmp_path / "other.txt", tmp_path / "run" / lock.FILE
     other.write_text("mine")
     file.parent.mkdir()
@@ -148,7 +148,7 @@ def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
         pass
 
 
-def test_a_lock_that_its_owner_deleted_in_the_meantime_is_taken_anew(tmp_path, monkeypatch):
+def test_held__a_lock_that_its_owner_deleted_in_the_meantime_is_taken_anew(tmp_path, monkeypatch):
     take = lock.fcntl.flock
 
     def racing(handle, how):

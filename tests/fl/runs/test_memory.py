@@ -34,7 +34,7 @@ def free(monkeypatch):
         (None, 8500),
     ],
 )
-def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, monkeypatch, group, free):
+def test_memory__the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, monkeypatch, group, free):
     """The group has 4000 MB: 300 are taken, 3000 + 50 + 20 hold caches, which are free."""
     machine = tmp_path / "meminfo"
     machine.write_text(f"MemTotal: 9000000 kB\nMemAvailable: {8000 * 1024} kB\nSwapFree: {500 * 1024} kB\n")
@@ -52,7 +52,7 @@ def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, m
         assert not shortage(10**30)
 
 
-def test_a_run_of_models_that_do_not_fit(free):
+def test_memory__a_run_of_models_that_do_not_fit(free):
     one = sum(t.nbytes for t in build(Config.of(**SMALL))[0].model.state_dict().values())
     free(7 * one - 1)
     with pytest.raises(FLError, match="--participants"):
@@ -64,7 +64,7 @@ def test_a_run_of_models_that_do_not_fit(free):
     build(Config.of(**SMALL))
 
 
-def test_a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):
+def test_memory__a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):
     (tmp_path / "config.yaml").write_text(Config().to_yaml())
     spec = make_spec("cnn", 10, in_channels=1, image_size=8, width=100)
     checkpoint.save(tmp_path, {"global": {"w": torch.zeros(1)}}, 1, spec, {})
@@ -75,7 +75,7 @@ def test_a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):
         create(torch.Generator(), spec)
 
 
-def test_padding_and_epochs_that_do_not_fit(free):
+def test_memory__padding_and_epochs_that_do_not_fit(free):
     free(10**6)
     with pytest.raises(FLError, match=r"--pad.*1000"):
         load("digits").padded(1000)

@@ -19,7 +19,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_given_model_goes_when_its_run_is_over(name, tmp_path):
+def test_simulate__a_given_model_goes_when_its_run_is_over(name, tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     config = fl.Config.of(rounds=1, clients=4, samples=100, local_epochs=1, **SETTINGS[name])
     fl.simulate(config, tmp_path / "run", model=net)

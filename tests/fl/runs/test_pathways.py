@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_the_run(trained, tmp_path):
+def test_pathways__predictions_are_those_of_the_run(trained, tmp_path):
     folder, fed, algorithm, server = trained
     loaded = fl.Pathways.load(folder)
     images = fed.data.test_x[:7]
@@ -54,7 +54,7 @@ def test_predictions_are_those_of_the_run(trained, tmp_path):
 
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 1e9])
-def test_a_new_client_takes_what_lowers_its_loss_most(trained, mean, epsilon):
+def test_pathways__a_new_client_takes_what_lowers_its_loss_most(trained, mean, epsilon):
     """Level by level by hand, for several small sets of samples."""
     folder, fed, _, server = trained
     loaded = fl.Pathways.load(folder)
@@ -83,7 +83,7 @@ def test_a_new_client_takes_what_lowers_its_loss_most(trained, mean, epsilon):
     assert epsilon < 1e9 or taken == {(0, -1, -1)}
 
 
-def test_what_cannot_be_used_is_refused(trained, tmp_path, monkeypatch):
+def test_pathways__what_cannot_be_used_is_refused(trained, tmp_path, monkeypatch):
     folder, fed, _, _ = trained
     loaded = fl.Pathways.load(folder)
     x = fed.data.normalise(fed.data.test_x[:3])
@@ -111,7 +111,7 @@ def test_what_cannot_be_used_is_refused(trained, tmp_path, monkeypatch):
         fl.Pathways.load(folder)
 
 
-def test_the_run_tells_the_structure(trained):
+def test_pathways__the_run_tells_the_structure(trained):
     folder, _, _, server = trained
     told = json.loads((folder / "structure.json").read_text())
     assert told["found"] == server["structure"]["pathways"].tolist()

@@ -61,7 +61,7 @@ def accuracy(net, data, rows):
         return (net(x).argmax(1) == y).float().mean().item()
 
 
-def test_clients_test_on_their_own_test_samples_before_and_after(fedavg, tested):
+def test_personalize__clients_test_on_their_own_test_samples_before_and_after(fedavg, tested):
     found = fl.personalize(fedavg, tested, epochs=2)
     assert [(row["client"], row["samples"], row["tested"]) for row in found.rows] == [("3", 30, 4), ("7", 20, 5)]
     for k, rows in enumerate((slice(0, 4), slice(4, 9))):
@@ -72,7 +72,7 @@ def test_clients_test_on_their_own_test_samples_before_and_after(fedavg, tested)
     assert "accuracy before" in str(found)
 
 
-def test_one_step_of_fine_tuning_is_plain_gradient_descent(fedavg, tested):
+def test_personalize__one_step_of_fine_tuning_is_plain_gradient_descent(fedavg, tested):
     """All samples of the client with most of them are one batch."""
     found = fl.personalize(fedavg, tested, epochs=1)
     net = fl.load_model(fedavg).train()
@@ -83,19 +83,19 @@ def test_one_step_of_fine_tuning_is_plain_gradient_descent(fedavg, tested):
         torch.testing.assert_close(trained[name], p - 0.05 * p.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_without_epochs_nothing_changes(fedavg, new):
+def test_personalize__without_epochs_nothing_changes(fedavg, new):
     for row in fl.personalize(fedavg, new, epochs=0).rows:
         assert row["accuracy_after"] == row["accuracy_before"]
 
 
-def test_clients_hold_out_a_share_if_no_test_samples_are_theirs(fedavg, new):
+def test_personalize__clients_hold_out_a_share_if_no_test_samples_are_theirs(fedavg, new):
     found = fl.personalize(fedavg, new, epochs=0, held_out=0.5)
     assert [(r["client"], r["samples"], r["tested"]) for r in found.rows] == [
         ("bern", 15, 15), ("lima", 5, 5), ("oslo", 10, 10),
     ]  # fmt: skip
 
 
-def test_numbers_of_samples_are_rows(fedavg, new):
+def test_personalize__numbers_of_samples_are_rows(fedavg, new):
     found = fl.personalize(fedavg, new, epochs=3, samples=[12, 4])
     assert [(r["client"], r["samples"]) for r in found.rows] == [
         ("bern", 4), ("bern", 12), ("lima", 4), ("oslo", 4), ("oslo", 12),
@@ -104,7 +104,7 @@ def test_numbers_of_samples_are_rows(fedavg, new):
     assert found.rows[0]["loss_after"] != found.rows[1]["loss_after"]
 
 
-def test_it_repeats_itself_and_leaves_the_folder_alone(fedavg, new):
+def test_personalize__it_repeats_itself_and_leaves_the_folder_alone(fedavg, new):
     before = {path.name: path.read_bytes() for path in fedavg.iterdir()}
     one, other = fl.personalize(fedavg, new).rows, fl.personalize(fedavg, new).rows
     assert one == other
@@ -112,7 +112,7 @@ def test_it_repeats_itself_and_leaves_the_folder_alone(fedavg, new):
 
 
 @pytest.mark.parametrize("algorithm", some(ALGORITHMS, METHODS[::3]))
-def test_every_method_serves_new_clients(algorithm, new, tmp_path):
+def test_personalize__every_method_serves_new_clients(algorithm, new, tmp_path):
     try:
         fl.simulate(config(algorithm), tmp_path / "run")
     except fl.FLError as refused:
@@ -129,7 +129,7 @@ def test_every_method_serves_new_clients(algorithm, new, tmp_path):
     [("ditto", ""), ("fedrep", "head"), *(pytest.param(n, "", marks=pytest.mark.slow) for n in ("pfedme", "fesem"))]
     + [pytest.param(name, "all", marks=pytest.mark.slow) for name in ("local", "fedproto")],
 )
-def test_a_new_client_begins_with_what_the_method_sends(algorithm, fresh, new, tmp_path):
+def test_personalize__a_new_client_begins_with_what_the_method_sends(algorithm, fresh, new, tmp_path):
     settings = config(algorithm)
     fl.simulate(settings, tmp_path / "run")
     begun = fl.personalize(tmp_path / "run", new, epochs=0).model(1).state_dict()
@@ -142,7 +142,7 @@ def test_a_new_client_begins_with_what_the_method_sends(algorithm, fresh, new, t
 
 
 @pytest.mark.slow
-def test_in_femam_new_clients_join_levels(new, tmp_path):
+def test_personalize__in_femam_new_clients_join_levels(new, tmp_path):
     fl.simulate(config("femam"), tmp_path / "run")
     found = fl.personalize(tmp_path / "run", new, epochs=1, held_out=0.5)
     pathways, fed = fl.Pathways.load(tmp_path / "run"), found._fed
@@ -156,7 +156,7 @@ def test_in_femam_new_clients_join_levels(new, tmp_path):
     assert found.rows[0]["loss_after"] == pytest.approx(loss.item(), rel=1e-5) != found.rows[0]["loss_before"]
 
 
-def test_a_model_of_ones_own_on_a_table(tmp_path):
+def test_personalize__a_model_of_ones_own_on_a_table(tmp_path):
     x, y = torch.randn(80, 3), torch.arange(80) % 3
     data = fl.Dataset.from_arrays(x, y, x, y)
     few = fl.Dataset.from_arrays(x[:8], y[:8] % 2, x, y % 2, [0, 1] * 4)  # two of the three classes
@@ -175,7 +175,7 @@ def test_a_model_of_ones_own_on_a_table(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
-def test_other_tasks_have_their_own_scores(task, tmp_path):
+def test_personalize__other_tasks_have_their_own_scores(task, tmp_path):
     x = torch.randn(80, 3)
     y = x[:, :2] if task == "regression" else (x[:, :2] > 0).float()
     data = fl.Dataset.from_arrays(x, y, x, y, torch.arange(80) % 4, task=task)
@@ -187,7 +187,7 @@ def test_other_tasks_have_their_own_scores(task, tmp_path):
     assert f"{first} before" in str(found)
 
 
-def test_what_is_refused(fedavg, digits, new, tested, tmp_path):
+def test_personalize__what_is_refused(fedavg, digits, new, tested, tmp_path):
     same = {"x": new.x, "y": new.y, "test_x": new.test_x, "test_y": new.test_y}
     alone = fl.Dataset.from_arrays(**same, owners=[0] * 59 + [1])
     strange = fl.Dataset.from_arrays(**same, owners=[0] * 60, test_owners=[1] * len(new.test_y))

@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path, monkeypatch):
+def test_rounds__checkpoints_are_written_after_every_second_round_and_the_last(tmp_path, monkeypatch):
     done, save = [], checkpoint.save
 
     def noting(folder, server, number, *rest, **options):
@@ -58,7 +58,7 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
     assert done == [2, 4, 5]
 
 
-def test_clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
+def test_rounds__clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
     fl.simulate(CONFIG.replace(rounds=3, eval_client_models_every=2), tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.csv")
     assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 3]
@@ -119,7 +119,7 @@ def closed_by_with(config, folder):
         (closed_by_with, None),
     ],
 )
-def test_a_loop_may_be_left_and_goes_on_exactly(tmp_path, whole, leave, error):
+def test_rounds__a_loop_may_be_left_and_goes_on_exactly(tmp_path, whole, leave, error):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another test's library may have left a handler, which runs before
     handlers, loggers = signal.getsignal(signal.SIGTERM), list(logging.root.handlers)
     with pytest.raises(error) if error else nullcontext():
@@ -137,7 +137,7 @@ def test_a_loop_may_be_left_and_goes_on_exactly(tmp_path, whole, leave, error):
 
 
 @pytest.mark.slow
-def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
+def test_rounds__a_second_loop_over_a_run_goes_on(tmp_path, whole):
     run = fl.Run(CONFIG, tmp_path / "run")
     assert run.summary is None
     for _ in run:
@@ -149,7 +149,7 @@ def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
     assert same(fl.load_model(tmp_path / "run"), fl.load_model(whole))
 
 
-def test_a_loop_that_ended_before_its_first_round_goes_on_in_its_folder(tmp_path, monkeypatch):
+def test_rounds__a_loop_that_ended_before_its_first_round_goes_on_in_its_folder(tmp_path, monkeypatch):
     """Once the folder has settings; a run that was never begun there is not resumed, whosever folder it is."""
     config = CONFIG.replace(rounds=1, local_valid=0.0)
     run, other = (fl.Run(config, tmp_path / "run") for _ in range(2))
@@ -172,7 +172,7 @@ def test_a_loop_that_ended_before_its_first_round_goes_on_in_its_folder(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
-def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
+def test_rounds__a_round_has_its_models_and_keeps_them(tmp_path, name):
     config = CONFIG.replace(algorithm=name, local_valid=0.0)
     kept = []
     for round in fl.Run(config, tmp_path / "looked"):
@@ -228,7 +228,7 @@ def dropped_by_the_user():
         pytest.param(dropped_by_the_user, marks=pytest.mark.slow),
     ],
 )
-def test_a_sigterm_that_python_drops_ends_the_run_after_the_round(tmp_path, whole, drop, last):
+def test_rounds__a_sigterm_that_python_drops_ends_the_run_after_the_round(tmp_path, whole, drop, last):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     rows = []
 
@@ -249,7 +249,7 @@ def test_a_sigterm_that_python_drops_ends_the_run_after_the_round(tmp_path, whol
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("leave", [lambda: True, lambda: signal.raise_signal(signal.SIGTERM)])
-def test_a_second_sigterm_ends_at_once_and_one_while_the_run_is_left_is_not_lost(tmp_path, leave):
+def test_rounds__a_second_sigterm_ends_at_once_and_one_while_the_run_is_left_is_not_lost(tmp_path, leave):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def on_round(row):
@@ -264,7 +264,7 @@ def test_a_second_sigterm_ends_at_once_and_one_while_the_run_is_left_is_not_lost
 
 
 @pytest.mark.parametrize("last", [1, 2])
-def test_a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkeypatch, capsys, last):
+def test_rounds__a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkeypatch, capsys, last):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     saves = fl.runs.state.RunState.advance
 
@@ -282,7 +282,7 @@ def test_a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
+def test_rounds__two_runs_side_by_side_are_those_alone(tmp_path, whole):
     handler, loggers, other = signal.getsignal(signal.SIGTERM), list(logging.root.handlers), CONFIG.replace(seed=1)
     for one, two in zip(fl.Run(CONFIG, tmp_path / "a"), fl.Run(other, tmp_path / "b")):
         assert one.number == two.number
@@ -296,7 +296,7 @@ def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
         list(zip(longer, longer))
 
 
-def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
+def test_rounds__errors_are_those_of_simulate(tmp_path, monkeypatch):
     run = fl.Run(CONFIG.replace(lr=1e30), tmp_path / "run")
     with pytest.raises(Diverged):
         list(run)
@@ -313,7 +313,7 @@ def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_in_a_round_leaves_what_it_did(tmp_path):
+def test_rounds__a_program_that_ends_in_a_round_leaves_what_it_did(tmp_path):
     (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
     config = "fl.Config.from_yaml(pathlib.Path('settings.yaml').read_text())"
     lines = ["import fl, pathlib", f"rounds = iter(fl.Run({config}, 'run'))", "next(rounds)"]

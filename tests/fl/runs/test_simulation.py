@@ -12,7 +12,7 @@ from fl.runs.assembly import build
 from fl.settings import Config
 
 
-def test_every_setting_reaches_the_federation():
+def test_simulation__every_setting_reaches_the_federation():
     config = Config.of(
         algorithm="fedavg", clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
         weight_decay=0.05, partition="iid", backend="vmap", width=0.5, norm="group", model="resnet20",
@@ -39,7 +39,7 @@ def test_every_setting_reaches_the_federation():
     assert all(len(s.test) == round(0.2 * t) for s, t in zip(fed.clients, totals, strict=True))
 
 
-def test_what_happens_to_clients_and_their_models_reaches_the_federation():
+def test_simulation__what_happens_to_clients_and_their_models_reaches_the_federation():
     attack, defence = AttackOptions(share=0.3, amplify=4.0), Defence("trimmed", trim=0.3, clip=2.0)
     config = Config.of(
         algorithm="fedavg", clients=10, participants=3, rounds=6, partition="clusters", clusters=(2,), crop=2,
@@ -67,7 +67,7 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_streams_differ_by_seed_round_client_and_purpose(kind):
+def test_simulation__streams_differ_by_seed_round_client_and_purpose(kind):
     def first(purpose, client, rng):
         generator = getattr(rng, kind)(purpose, client)
         return generator.random() if kind == "numpy" else torch.rand((), generator=generator).item()

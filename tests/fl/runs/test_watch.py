@@ -43,7 +43,7 @@ def model_of(folder, best=False):
     return torch.cat([tensor.flatten() for tensor in fl.load_model(folder, best=best).state_dict().values()])
 
 
-def test_a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_else(tmp_path):
+def test_watch__a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_else(tmp_path):
     seen = []
 
     def watch(row):
@@ -56,7 +56,7 @@ def test_a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_
 
 
 @pytest.mark.slow
-def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch, capsys):
+def test_watch__patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch, capsys):
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.3, 0.6])
     folder, flags = tmp_path / "run", ["--algorithm", "fedavg", *TINY, "--local-valid", "0", "--rounds", "6"]
     assert cli.main([*flags, "--patience", "3", "--out", str(tmp_path), "--name", "run"]) == 0
@@ -72,19 +72,19 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
     assert f"--resume {folder} --rounds 12\n" in capsys.readouterr().out.split("stopped early")[-1]
 
 
-def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
+def test_watch__clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     scores(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [3.0, 1.0, 2.0, 1.5, 0.5, 0.1])
     summary = fl.simulate(CONFIG.replace(local_valid=0.1, patience=2), tmp_path / "run")
     assert (summary["rounds"], summary["complete"], summary["stopped"]["best"]) == (4, True, 2)
 
 
-def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
+def test_watch__a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
     asked = CONFIG.replace(metrics=(f"{__name__}:undefined",), best_by="test_undefined")
     fl.simulate(asked, tmp_path / "run")
     assert "--best-by test_undefined was nan in every evaluation" in caplog.text
 
 
-def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
+def test_watch__where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
     asked = CONFIG.replace(metrics=(f"{__name__}:undefined",), best_by="test_undefined", rounds=2, keep_best=True)
     summary = fl.simulate(replace(asked, patience=2), tmp_path / "run")
     assert summary["best"] == {}
@@ -106,7 +106,7 @@ def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
         ({"local_test": 0.2}, None),
     ],
 )
-def test_the_best_round_of_the_summary_is_the_one_whose_model_is_kept(tmp_path, monkeypatch, settings, column):
+def test_watch__the_best_round_of_the_summary_is_the_one_whose_model_is_kept(tmp_path, monkeypatch, settings, column):
     scores(monkeypatch, [0.3, 0.2, 0.1], [3.0, 1.0, 2.0] if "local_valid" in settings else ())
     real = rounds.evaluate_round
 
@@ -149,7 +149,7 @@ BEST = CONFIG.replace(keep_best=True, checkpoint_every=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("accuracies", "last"), [([0.2, 0.5, 0.4, 0.4, 0.6, 0.1], 5), ([0.2, 0.5, 0.4, 0, 0, 0], 2)])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
+def test_watch__a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
     tmp_path, monkeypatch, models, accuracies, last, after
 ):
     """The one before is in the same file, whichever round the run has reached."""
@@ -172,7 +172,7 @@ def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
     assert torch.equal(model_of(folder), models[6])
 
 
-def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
+def test_watch__an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
     scores(monkeypatch, [0, 0.5, 0.9, 0.4])
     config = CONFIG.replace(keep_best=True, eval_every=2, rounds=4)
     fl.simulate(config.replace(rounds=3), tmp_path / "run")
@@ -182,7 +182,7 @@ def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_pa
 
 
 @pytest.mark.parametrize("judged", [{"keep_best": True}, {"patience": 5}])
-def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, models, judged):
+def test_watch__evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, models, judged):
     """Or round 1, the best, would lose its score, and its model with it."""
     scores(monkeypatch, [0.9, 0.5, 0.4])
     config = CONFIG.replace(rounds=2, **judged)
@@ -199,7 +199,7 @@ def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", "fedrep", "fedmr"])
-def test_clients_models_of_the_best_round_are_kept_where_clients_have_some(tmp_path, monkeypatch, name):
+def test_watch__clients_models_of_the_best_round_are_kept_where_clients_have_some(tmp_path, monkeypatch, name):
     """They predict as the run's clients did after that round; elsewhere with the deployed model."""
     scores(monkeypatch, [0.5, 0.6, 0.4], [2.0, 1.0, 3.0])
     flags, folder = ["--algorithm", name, *TINY, *OF_METHOD.get(name, []), "--keep-best"], tmp_path / "three"
@@ -211,7 +211,7 @@ def test_clients_models_of_the_best_round_are_kept_where_clients_have_some(tmp_p
 
 
 @pytest.mark.slow
-def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
+def test_watch__tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
     """Also the rounds before it was asked for."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run")
@@ -234,7 +234,7 @@ def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkeypatch):
+def test_watch__wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -257,7 +257,7 @@ def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkey
     assert logged[2][1].keys() == read(tmp_path / "run/metrics.csv")[2].keys() - {"round"}
 
 
-def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch, capsys):
+def test_watch__a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch, capsys):
     assert [*logs.LOGS] == [*LOGS]
     monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: None)
     for seeds in ("0", "0,1"):
@@ -271,7 +271,7 @@ def test_a_missing_package_is_told_before_anything_trains(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
-def test_backends_count_the_clients_that_are_done(make_federation, backend):
+def test_watch__backends_count_the_clients_that_are_done(make_federation, backend):
     fed = make_federation(backend=backend, sizes=(3, 7, 12, 5), participants=4)
     counts = []
     with progress.shown(lambda done, total: counts.append((done, total))):
@@ -285,7 +285,7 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
     assert {"loop", "workers", "vmap", "graphs"} == BACKENDS.keys()
 
 
-def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
+def test_watch__a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bar, "_LONG", 0)
     monkeypatch.setattr(bar, "_OFTEN", 0)
     fl.simulate(CONFIG.replace(rounds=1), tmp_path / "file")
@@ -295,7 +295,7 @@ def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path
     assert "client 1/2" in capsys.readouterr().err
 
 
-def test_a_log_is_told_of_every_row_before_the_user_is(tmp_path, monkeypatch):
+def test_watch__a_log_is_told_of_every_row_before_the_user_is(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     log = lambda run: nullcontext(lambda row: told.append(("log", row["round"])))  # noqa: E731

@@ -74,7 +74,7 @@ def assert_permuted(before, after):
 
 @settings(max_examples=30)
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(1, 3), st.integers(0, 999))
-def test_messages_do_what_the_lists_of_the_appendix_do(k, pieces, repeats, seed):
+def test_exchange__messages_do_what_the_lists_of_the_appendix_do(k, pieces, repeats, seed):
     clients = [5 * c + 3 for c in range(k)]
     models = labels(clients, pieces)
     outcome = exchange(models, repeats, sources(seed, clients))
@@ -83,7 +83,7 @@ def test_messages_do_what_the_lists_of_the_appendix_do(k, pieces, repeats, seed)
     assert not outcome.excluded
 
 
-def test_no_uploaded_model_is_a_trained_one():
+def test_exchange__no_uploaded_model_is_a_trained_one():
     """Enough pieces and repeats: none stays whole; nearly all clients contribute to each model; a piece may be
     anywhere."""
     home, owners = 0, 0
@@ -123,7 +123,7 @@ class Run:
         return answers
 
 
-def test_sizes_tell_nothing_and_only_the_two_ends_read_a_message():
+def test_secure__sizes_tell_nothing_and_only_the_two_ends_read_a_message():
     models = {c: [piece.ljust(300 + 50 * p) for p, piece in enumerate(m)] for c, m in labels(range(4), 5).items()}
     run = Run(models)
     assert_permuted(models, run.outcome.models)
@@ -148,7 +148,7 @@ def test_sizes_tell_nothing_and_only_the_two_ends_read_a_message():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [1, 2, 3, 4])
-def test_the_order_of_messages_does_not_tell_which_pieces_travel(phase):
+def test_secure__the_order_of_messages_does_not_tell_which_pieces_travel(phase):
     up = down = near = expected = 0
     for _ in range(60):
         orders = []
@@ -200,7 +200,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("fault", SPOILT)
 @pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
-def test_a_message_that_is_tampered_with_is_an_error_that_names_its_ends(fault, phase):
+def test_secure__a_message_that_is_tampered_with_is_an_error_that_names_its_ends(fault, phase):
     new, reason = SPOILT[fault]
     tap = lambda now, sender, es: [*new(es[0]), *es[1:]] if (now, sender) == (phase, 1) else es  # noqa: E731
     with pytest.raises(FLError, match=reason):
@@ -208,7 +208,7 @@ def test_a_message_that_is_tampered_with_is_an_error_that_names_its_ends(fault, 
 
 
 @pytest.mark.parametrize("phase", [1, 2, 3, 4])
-def test_a_message_that_is_sent_later_again_or_back_is_an_error(phase):
+def test_secure__a_message_that_is_sent_later_again_or_back_is_an_error(phase):
     old = {}
 
     def later(now, sender, es):
@@ -227,7 +227,7 @@ def test_a_message_that_is_sent_later_again_or_back_is_an_error(phase):
         Run(labels([1, 2], 10), tap=back)
 
 
-def test_messages_of_an_earlier_attempt_or_another_order_of_phases_are_refused():
+def test_secure__messages_of_an_earlier_attempt_or_another_order_of_phases_are_refused():
     server = Server([3, 3], 1)
     client, other = (Client(c, [b"abc", b"def"], server.public) for c in (1, 2))
     begun, answered = [], []
@@ -248,7 +248,7 @@ def test_messages_of_an_earlier_attempt_or_another_order_of_phases_are_refused()
 
 
 @pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
-def test_the_others_begin_again_without_who_is_lost_and_nothing_is_used_in_the_upload(phase):
+def test_secure__the_others_begin_again_without_who_is_lost_and_nothing_is_used_in_the_upload(phase):
     models, lost = labels([1, 2, 4, 7], 3), {4: f"lost in phase {phase} of 5"}
     outcome = Run(models, tap=lambda now, sender, es: None if (now, sender) == (phase, 4) else es).outcome
     if phase == 5:
@@ -262,7 +262,7 @@ def test_the_others_begin_again_without_who_is_lost_and_nothing_is_used_in_the_u
         assert alone.excluded == {**lost, 1: "alone: its model could not be hidden among others"}
 
 
-def test_a_client_that_gives_no_key_or_locks_too_little_is_named():
+def test_secure__a_client_that_gives_no_key_or_locks_too_little_is_named():
     server = Server([3, 3], 1)
     with pytest.raises(FLError, match="client 1 gave a public key that is none"):
         server.run({1: bytes(32), 2: Client(2, [b"abc", b"def"], server.public).public}, None)
@@ -314,14 +314,14 @@ def doubles_its_own(self, got):
         type("Silent", (Client,), {"_give_back": lambda self, got: []}),
     ],
 )
-def test_what_is_no_permutation_is_found_wherever_it_ends(liar):
+def test_secure__what_is_no_permutation_is_found_wherever_it_ends(liar):
     with pytest.raises(FLError, match="client 7"):
         Run(labels([1, 2, 7], 4), liars={7: liar})
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_tensors_become_bytes_and_tensors_again(dtype, device):
+def test_secure__tensors_become_bytes_and_tensors_again(dtype, device):
     generator = torch.Generator().manual_seed(0)
     stack = {
         "a": (torch.randn(3, 2, 5, generator=generator) * 9).to(dtype).transpose(1, 2),  # not contiguous
@@ -344,7 +344,7 @@ def test_tensors_become_bytes_and_tensors_again(dtype, device):
 
 
 @pytest.mark.parametrize("stage1", [0, 2])
-def test_fedmr_has_the_same_global_model_and_layers(make_federation, stage1):
+def test_fedmr__has_the_same_global_model_and_layers(make_federation, stage1):
     """Of one round: afterwards other slots train on other clients."""
     fed, options = make_federation("resnet20", participants=4), FedMROptions(stage1_rounds=stage1)
     algorithms = fedmr(fed, options), fedmr(fed, replace(options, secure=2))
@@ -358,7 +358,7 @@ def test_fedmr_has_the_same_global_model_and_layers(make_federation, stage1):
     assert all(torch.equal(first[name], second[name]) for name in first) == bool(stage1)
 
 
-def test_choices_are_the_rounds_and_the_clients_own():
+def test_secure__choices_are_the_rounds_and_the_clients_own():
     """Two clients of the same choices would get everything back."""
     stack = {str(p): torch.arange(2.0)[:, None] for p in range(20)}
     trained = ClientUpdate(stack, torch.zeros(2), (1, 1), stack, metrics=traffic.count((1, 1), 1, 2, (1, 1)))
@@ -372,7 +372,7 @@ def test_choices_are_the_rounds_and_the_clients_own():
     assert all(0 < sum(own) < 20 for own in owners)
 
 
-def test_what_it_costs_is_in_the_metrics(make_federation, caplog):
+def test_secure__what_it_costs_is_in_the_metrics(make_federation, caplog):
     fed = make_federation("cnn")
     with caplog.at_level(logging.WARNING, "fl"):
         ((_, plain),) = play(fedmr(fed), fed, 1)
@@ -389,7 +389,7 @@ def test_what_it_costs_is_in_the_metrics(make_federation, caplog):
     assert trained.metrics["secure_seconds"] > 0
 
 
-def test_clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_federation, monkeypatch, caplog):
+def test_secure__clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_federation, monkeypatch, caplog):
     algorithm = fedmr(make_federation("cnn", participants=3), FedMROptions(secure=1))
     before = algorithm.init()
     spoil(monkeypatch, {0})
@@ -422,12 +422,12 @@ def test_clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_f
         (lambda fed: exchange(labels([0, SERVER], 2)), f"addresses are numbers from 0 to {SERVER - 1}, got {SERVER}"),
     ],
 )
-def test_absurd_settings_are_refused(call, reason, make_federation):
+def test_exchange__absurd_settings_are_refused(call, reason, make_federation):
     with pytest.raises(FLError, match=reason):
         call(lambda **changes: make_federation("cnn", **changes))
 
 
-def test_a_missing_library_is_named_where_it_is_needed(make_federation, monkeypatch):
+def test_secure__a_missing_library_is_named_where_it_is_needed(make_federation, monkeypatch):
     monkeypatch.setitem(sys.modules, "nacl.public", None)
     fedmr(make_federation("cnn"))
     with pytest.raises(FLError, match=r"pip install 'layer-surgery\[secure\]'"):

@@ -40,7 +40,7 @@ CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 
         {"partition": "dirichlet", "alpha": 0.3},
     ],
 )
-def test_every_partition_reaches_the_federation(settings, capsys):
+def test_config__every_partition_reaches_the_federation(settings, capsys):
     """The same clients as `python -m fl.data` shows."""
     config, flags = Config.of(**settings, rounds=1), []
     assert Config.from_yaml(config.to_yaml()) == config
@@ -57,14 +57,14 @@ def test_every_partition_reaches_the_federation(settings, capsys):
     assert list(map(len, dealt.parts)) == fed.clients.train.sizes.tolist()
 
 
-def test_titles_name_the_partition():
+def test_config__titles_name_the_partition():
     spreads = [Config.of(**one).data.spread() for one in (CLUSTERS, {"partition": "iid", "unequal": True}, {})]
     assert spreads == ["clusters2,5", "iid-unequal", "dirichlet0.5"]
 
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
+def test_config__the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     path = tmp_path / "split.png"
     flags = ["--partition", "clusters", "--clusters", "2,5", "--cluster-classes", "2,1", "--plot", str(path)]
     assert main(flags) == 0
@@ -78,7 +78,7 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     assert re.search(r"samples moved     \d+, from the largest clients\n", capsys.readouterr().out)
 
 
-def test_settings_are_nested_by_topic_and_given_by_the_names_of_flags():
+def test_config__settings_are_nested_by_topic_and_given_by_the_names_of_flags():
     config = Config.of(lr=0.5, clients=7, model="resnet20", eval_every=3, algorithm="fedprox", alpha=0.1)
     assert (config.local.lr, config.clients.number, config.model.name, config.evaluation.every) == (
         0.5,
@@ -181,14 +181,14 @@ def test_check__refuses_choices_that_are_none(given):
         dataclasses.replace(Config(), **given).check()
 
 
-def test_lists_are_taken_in_mappings_as_elsewhere():
+def test_config__lists_are_taken_in_mappings_as_elsewhere():
     config = Config.of(algorithm="femam", femam={"levels": ["global", "4"]}, partition="clusters", clusters=[2, 4])
     assert (config.method.options.levels, config.data.partition.options.clusters) == (("global", "4"), (2, 4))
     assert hash(config) == hash(Config.from_yaml(config.to_yaml()))
 
 
 @pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
-def test_experiments_are_the_same_from_yaml_whatever_their_methods(name):
+def test_config__experiments_are_the_same_from_yaml_whatever_their_methods(name):
     for methods in {("fedavg", name), (name, "fedavg"), (name, "fedprox")}:
         if len(set(methods)) == 2:
             experiment = Experiment.of(algorithms=methods, lr=0.3, seeds=(0, 1), local={"epochs": 1}, model="lenet")
@@ -217,13 +217,13 @@ def test_check__refuses_a_topic_that_is_none():
         dataclasses.replace(Config(), clients=3).check()
 
 
-def test_a_setting_of_another_type_is_no_setting():
+def test_config__a_setting_of_another_type_is_no_setting():
     assert Config.from_yaml("model: {dropout: 0}").model.dropout == 0
     with pytest.raises(FLError, match="'abc'"):
         Config.from_yaml("model: {dropout: abc}")
 
 
-def test_numbers_of_numpy_become_pythons():
+def test_config__numbers_of_numpy_become_pythons():
     group = FedProxOptions(mu=np.float64(0.5))
     given = {"lr": np.float32(0.5), "clients": np.int64(4), "width": np.float64(0.5), "seed": np.int64(3)}
     found = Config.of(algorithm="fedprox", fedprox=group, **given)
@@ -233,7 +233,7 @@ def test_numbers_of_numpy_become_pythons():
     assert type(group.mu) is np.float64  # what was given is not changed
 
 
-def test_an_experiment_serves_several_methods():
+def test_config__an_experiment_serves_several_methods():
     experiment = Experiment.of(algorithms=("fedavg", "fedprox"), fedprox=FedProxOptions(mu=1.0), seeds=range(2))
     runs = experiment.runs()
     assert [(run.method.name, run.seed) for run in runs] == [
@@ -251,7 +251,7 @@ def test_an_experiment_serves_several_methods():
         experiment.replace(algorithm="fedavg")
 
 
-def test_settings_on_disk_are_those_that_the_run_reads():
+def test_config__settings_on_disk_are_those_that_the_run_reads():
     written = yaml.safe_load(Config.of(algorithm="fedavg", optimizer="adam", lr=0.001, alpha=0.1).to_yaml())
     assert written["method"] == {"name": "fedavg"}
     assert written["data"]["partition"] == {"name": "dirichlet", "alpha": 0.1}
@@ -263,7 +263,7 @@ def test_settings_on_disk_are_those_that_the_run_reads():
 
 
 @pytest.mark.parametrize("section", ["fedprox: {renamed: 1}", "fedprox: {mu: text}"])
-def test_a_section_of_a_method_that_is_not_run_is_ignored_with_a_line(section, caplog):
+def test_config__a_section_of_a_method_that_is_not_run_is_ignored_with_a_line(section, caplog):
     assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config.of(algorithm="fedavg")
     (said,) = caplog.messages
     assert said.startswith("warning: section fedprox is ignored")
@@ -271,7 +271,7 @@ def test_a_section_of_a_method_that_is_not_run_is_ignored_with_a_line(section, c
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
-def test_a_run_whose_method_is_gone_is_read(tmp_path, caplog):
+def test_config__a_run_whose_method_is_gone_is_read(tmp_path, caplog):
     (tmp_path / "config.yaml").write_text("method: {name: fedgone, beta: 0.9}\nlocal: {lr: 0.5}")
     assert Config.read(tmp_path).local.lr == 0.5
     assert "fedgone" in caplog.messages[0]
@@ -291,7 +291,7 @@ def test_a_run_whose_method_is_gone_is_read(tmp_path, caplog):
         ("architectures.deviation", "signed"),
     ],
 )
-def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, value, tmp_path):
+def test_config__settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, value, tmp_path):
     config, file = Config.of(algorithm="fedavg"), tmp_path / "config.yaml"
     values, (group, _, setting) = yaml.safe_load(config.to_yaml()), name.replace("-", "_").rpartition(".")
     (values.setdefault(group, {}) if group else values)[setting] = value
@@ -312,7 +312,7 @@ def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(nam
             refuse()
 
 
-def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
+def test_config__what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
     file = tmp_path / "mine.yaml"
     file.write_text("optimizer: adam\nmomentum: 0.5\nfedprox: {mu: 1}")
     assert command_line.parse(["--config", str(file)]).one_run() == Config.of(optimizer="adam")
@@ -321,7 +321,7 @@ def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
     assert (config.method.options.mu, config.local.momentum) == (1, 0.5)
 
 
-def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
+def test_config__a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
     config = Config.of(model="transformer", dataset="pydoc", partition="iid", width=0.125, depth=1, rounds=1, clients=2)
     _, algorithm = build(config.replace(participants=2))
     spec = model_spec(config, config.load())
@@ -343,7 +343,7 @@ def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
         ({"samples": 100, "clients": 3}, 3, 3, 10),
     ],
 )
-def test_defaults_follow_what_was_set(given, clients, participants, least):
+def test_config__defaults_follow_what_was_set(given, clients, participants, least):
     """From Python, from YAML, which records what is taken, and on the command line; also what is set later."""
     expected = (clients, participants, least)
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -366,7 +366,7 @@ def test_defaults_follow_what_was_set(given, clients, participants, least):
         ({"partition": "clusters"}, lambda config: config.data.partition.options.clusters, (3,)),
     ],
 )
-def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read, value):
+def test_config__groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read, value):
     flags = [word for name, one in given.items() for word in (f"--{name}", one)]
     for config in (Config.of(**given, clients=3), command_line.parse([*flags, "--clients", "3"]).one_run()):
         config.check()
@@ -376,14 +376,14 @@ def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read,
     build(Config.of(**given, clients=3, samples=200))
 
 
-def test_groups_of_clients_that_were_set_are_not_changed():
+def test_config__groups_of_clients_that_were_set_are_not_changed():
     assert Config.of(algorithm="fesem", clients=3, fesem=FeSEMOptions(clusters=5)).method.options.clusters == 5
     assert Config.of(partition="clusters", clients=3, clusters=(5,)).data.partition.options.clusters == (5,)
     text = "clients: 3\nalgorithm: [fesem]\nfesem: {clusters: 5}"
     assert Config.from_yaml(text).method.options.clusters == 5
 
 
-def test_defaults_follow_data_that_were_given():
+def test_config__defaults_follow_data_that_were_given():
     x, y = np.eye(30, dtype="float32"), np.arange(30) % 3
     data = Dataset.from_arrays(x, y, x[:6], y[:6], owners=np.arange(30) % 4)
     config = resolve_inputs(Config(), data, None)
@@ -396,7 +396,7 @@ def test_defaults_follow_data_that_were_given():
 
 
 @pytest.mark.parametrize("given", [{"clients": 3, "participants": 5}, {"clients": 20, "participants": 21}])
-def test_what_was_set_is_not_changed(given):
+def test_config__what_was_set_is_not_changed(given):
     with pytest.raises(FLError, match=r"--participants \d+ of --clients \d+"):
         Config.of(**given).check()
     with pytest.raises(FLError, match=r"--participants \d+ of --clients \d+"):
@@ -419,7 +419,7 @@ def test_what_was_set_is_not_changed(given):
         ("name: " + "a " * 5000 + "\nrounds: x", "rounds cannot be 'x'"),
     ],
 )
-def test_a_file_of_settings_that_reads_as_something_else_is_refused_in_a_short_line(text, why, tmp_path):
+def test_config__a_file_of_settings_that_reads_as_something_else_is_refused_in_a_short_line(text, why, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     for read in (Experiment.from_file, lambda path: Config.read(path.parent)):
         with pytest.raises(FLError) as error:
@@ -429,7 +429,7 @@ def test_a_file_of_settings_that_reads_as_something_else_is_refused_in_a_short_l
         assert len(str(error.value)) < 400 + len(str(tmp_path))
 
 
-def test_an_alias_bomb_is_named_in_a_short_line():
+def test_config__an_alias_bomb_is_named_in_a_short_line():
     rows = [
         "&a [1, 1]",
         *(f"&{b} [*{a}, *{a}]" for a, b in itertools.pairwise("abcdefghijklmnopqrstuvwxyzABCDEFGHIJK")),
@@ -442,7 +442,7 @@ def test_an_alias_bomb_is_named_in_a_short_line():
 @pytest.mark.parametrize(
     ("share", "clients", "expected"), [(0.29, 100, 29), (0.07, 100, 7), (0.58, 50, 29), (0.01, 20, 1)]
 )
-def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share, clients, expected):
+def test_config__a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share, clients, expected):
     assert Config.of(clients=clients, participation=share).clients.cohort() == expected
 
 
@@ -450,13 +450,13 @@ def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share
     ("text", "flags", "expected"),
     [("participation: 0.5", ["--participants", "3"], 3), ("participants: 3", ["--participation", "0.5"], 10)],
 )
-def test_a_flag_overrides_a_file_that_has_the_other_way_to_choose_participants(tmp_path, text, flags, expected):
+def test_config__a_flag_overrides_a_file_that_has_the_other_way_to_choose_participants(tmp_path, text, flags, expected):
     (tmp_path / "some.yaml").write_text(text)
     config = command_line.parse(["--config", str(tmp_path / "some.yaml"), *flags]).one_run()
     config.check()
     assert config.clients.cohort() == expected
 
 
-def test_a_power_of_ten_without_a_point_is_a_number_where_one_is_asked_for():
+def test_config__a_power_of_ten_without_a_point_is_a_number_where_one_is_asked_for():
     config = Config.from_yaml("local: {lr: 1e-3}\nmodel: {name: 1e5}\nmethod: {name: fedmr, segment_fraction: 5e-1}")
     assert (config.local.lr, config.model.name, config.method.options.segment_fraction) == (0.001, "1e5", 0.5)

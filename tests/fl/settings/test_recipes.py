@@ -13,7 +13,7 @@ from fl.settings.recipes import RECIPES, describe, overview
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_can_be_run_and_says_how(name):
+def test_recipes__every_recipe_can_be_run_and_says_how(name):
     experiment, text = RECIPES[name](), describe(RECIPES[name])
     experiment.check()
     assert Experiment.from_yaml(experiment.to_yaml()).runs() == [one.as_read() for one in experiment.runs()]
@@ -25,7 +25,7 @@ def test_every_recipe_can_be_run_and_says_how(name):
         cli.parse([recipe, *shlex.split(flags)]).experiment.check()
 
 
-def test_help_lists_the_recipes_and_describes_one(capsys):
+def test_recipes__help_lists_the_recipes_and_describes_one(capsys):
     assert overview().keys() == RECIPES.keys()
     for argv in (["--help"], ["femam", "--help"]):
         with pytest.raises(SystemExit, match="0"):
@@ -35,7 +35,7 @@ def test_help_lists_the_recipes_and_describes_one(capsys):
         assert all(line in printed for line in overview().values()) == ("femam" not in argv)
 
 
-def test_recipes_of_ones_own_are_taken_in_their_place():
+def test_recipes__of_ones_own_are_taken_in_their_place():
     def mine():
         """Mine, without flags."""
         return Experiment.of(rounds=7)
@@ -46,7 +46,7 @@ def test_recipes_of_ones_own_are_taken_in_their_place():
         cli.parse(["digits"], {"mine": mine})
 
 
-def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
+def test_recipes__cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
     cell = find("fedmr.table1.cifar10.lenet.dir0.5")
     for method in ("fedavg", "fedmr"):
         run = cell.arm(method).experiment.replace(seeds=0).to_yaml()
@@ -54,7 +54,7 @@ def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_settings_print_as_what_makes_them(name):
+def test_recipes__settings_print_as_what_makes_them(name):
     experiment = RECIPES[name]()
     assert eval(repr(experiment)) == experiment
     for config in experiment.runs()[:2]:

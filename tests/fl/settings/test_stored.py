@@ -238,14 +238,14 @@ seeds: [0]
     ],
     ids=["dirichlet", "levels", "architectures", "text", "adam", "attack", "joining"],
 )  # fmt: skip
-def test_a_run_keeps_its_settings(text, config):
+def test_stored__a_run_keeps_its_settings(text, config):
     read = Config.from_yaml(EVERY + text)
     assert read == config
     assert Config.from_yaml(read.to_yaml()) == config
     assert Experiment.from_yaml(EVERY + text).runs() == [config]
 
 
-def test_several_methods_and_seeds_are_an_experiment():
+def test_stored__several_methods_and_seeds_are_an_experiment():
     text = ALONE + DIRICHLET.replace("[fedmr]", "[fedavg, fedmr, fedprox]").replace("[2]", "[0, 1]")
     text += "fedprox: {mu: 0.5}\n"
     read = Experiment.from_yaml(EVERY + text)
@@ -258,18 +258,18 @@ def test_several_methods_and_seeds_are_an_experiment():
         Config.from_yaml(EVERY + text)
 
 
-def test_such_a_run_does_not_go_on():
+def test_stored__such_a_run_does_not_go_on():
     with pytest.raises(FLError, match="earlier version"):
         check_resumable(EVERY + ALONE + DIRICHLET)
     check_resumable(Config().to_yaml())
 
 
-def test_a_run_with_an_extension_that_is_not_here_does_not_go_on():
+def test_stored__a_run_with_an_extension_that_is_not_here_does_not_go_on():
     with pytest.raises(FLError, match="of_a_stranger"):
         check_resumable(Config().to_yaml() + "of_a_stranger: {share: 0.5}\n")
 
 
-def test_adapters_are_also_read_within_the_topic_of_models():
+def test_stored__adapters_are_also_read_within_the_topic_of_models():
     config = Config.of(adapters={"kind": "lora", "rank": 3}, width=0.5)
     assert Config.from_yaml("model: {width: [0.5], adapters: {kind: lora, rank: 3}}") == config
     with pytest.raises(FLError, match="there twice"):

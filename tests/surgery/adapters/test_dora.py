@@ -23,7 +23,7 @@ def equation_5(layer):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "embedding"])
-def test_a_layer_computes_and_learns_as_equation_5_says(kind):
+def test_dora__a_layer_computes_and_learns_as_equation_5_says(kind):
     make, x = LAYERS[kind]
     torch.manual_seed(0)
     plain = make().double()
@@ -43,7 +43,7 @@ def test_a_layer_computes_and_learns_as_equation_5_says(kind):
     torch.testing.assert_close(read, torch.autograd.grad(weight.square().sum(), leaves))
 
 
-def test_under_autocast_outputs_have_the_dtype_of_the_plain_layer():
+def test_dora__under_autocast_outputs_have_the_dtype_of_the_plain_layer():
     for net, x in ((nn.Linear(4, 6), IMAGE[:, 0, 0, :4].float()), (nn.Conv2d(4, 6, 3), IMAGE.float())):
         adapted = drawn(adapters.add(net, 2, kind="dora"))
         with torch.autocast("cpu", torch.bfloat16):
@@ -52,7 +52,7 @@ def test_under_autocast_outputs_have_the_dtype_of_the_plain_layer():
         torch.testing.assert_close(found.float(), adapted(x), rtol=0.05, atol=0.1)
 
 
-def test_merged_and_taken_out_again():
+def test_dora__merged_and_taken_out_again():
     net = network().eval()
     adapted = drawn(adapters.add(net, 2, scale=3.0, kind="dora"))
     adapted[4].lora_magnitude_vector.data[1].neg_()
@@ -71,7 +71,7 @@ def test_merged_and_taken_out_again():
     assert torch.equal(adapters.remove(adapted)(IMAGE), net(IMAGE))
 
 
-def test_the_rank_is_a_width():
+def test_dora__the_rank_is_a_width():
     net = network().eval()
     adapted = drawn(adapters.add(net, 4, scale=2.0, kind="dora"))
     tensors = adapters.state(adapted)
@@ -109,12 +109,12 @@ def zeros():
         (nn.Linear(4, 4), {"kind": "ia3"}, "argument: 'ia3'"),
     ],
 )
-def test_what_is_refused(net, settings, expected):
+def test_dora__what_is_refused(net, settings, expected):
     with refused(expected):
         adapters.add(net, 1, **{"kind": "dora"} | settings)
 
 
-def test_files_and_states_that_do_not_fit(tmp_path):
+def test_dora__files_and_states_that_do_not_fit(tmp_path):
     net = network()
     tensors = adapters.state(adapters.add(net, 1, kind="dora"))
     with refused("mismatch"):

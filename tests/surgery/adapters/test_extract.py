@@ -25,7 +25,7 @@ def fine_tuned(net, change=0.1):
 
 
 @pytest.mark.parametrize(("make", "modules"), [(network, None), (tables, ["0", "1", "2"])])
-def test_a_planted_adapter_is_found(make, modules):
+def test_extract__a_planted_adapter_is_found(make, modules):
     net = make().double()
     adapted = drawn(adapters.add(net, 2, modules=modules, scale=0.3))
     found, error, left = adapters.extract(net, adapters.merge(adapted), 2, modules=modules)
@@ -37,7 +37,7 @@ def test_a_planted_adapter_is_found(make, modules):
 
 
 @pytest.mark.parametrize("rank", [1, 3, 50])
-def test_no_product_of_the_rank_is_nearer(rank):
+def test_extract__no_product_of_the_rank_is_nearer(rank):
     net = network().double()
     tuned = fine_tuned(net)
     found, error, left = adapters.extract(net, tuned, rank)
@@ -52,7 +52,7 @@ def test_no_product_of_the_rank_is_nearer(rank):
     assert set(left) == {n for n in before if n.removesuffix(".weight") not in error and before[n].is_floating_point()}
 
 
-def test_modules_that_are_taken_whole_are_the_tuned_ones(caplog):
+def test_extract__modules_that_are_taken_whole_are_the_tuned_ones(caplog):
     net = network().double()
     names = [name for name, module in net.named_modules() if name and list(module.parameters(recurse=False))]
     tuned = fine_tuned(net)
@@ -63,7 +63,7 @@ def test_modules_that_are_taken_whole_are_the_tuned_ones(caplog):
         assert torch.equal(tensor, surgery.state(net if name.startswith(names[0]) else tuned)[name]), name
 
 
-def test_layers_that_are_equal_get_no_adapter():
+def test_extract__layers_that_are_equal_get_no_adapter():
     net = plain()
     tuned = surgery.load(copy.deepcopy(net), surgery.state(net) | {"2.weight": torch.zeros(4, 5)})
     assert list(adapters.extract(net, tuned, 2).error) == ["2"]
@@ -71,7 +71,7 @@ def test_layers_that_are_equal_get_no_adapter():
         adapters.extract(net, net, 2)
 
 
-def test_models_of_other_tensors_are_refused():
+def test_extract__models_of_other_tensors_are_refused():
     with refused("mismatch"):
         adapters.extract(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(2, 3, bias=False)), 1)
 
@@ -80,7 +80,7 @@ def plain():
     return nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4, bias=False))
 
 
-def test_values_that_are_none_are_refused():
+def test_extract__values_that_are_none_are_refused():
     net, values = plain(), surgery.state(plain())
     values["2.weight"] = torch.full((4, 5), torch.nan)
     with refused("values: '2.weight'"):

@@ -45,14 +45,14 @@ def equal(found, expected):
         assert torch.equal(found[name], tensor), name
 
 
-def test_sums_are_computed_in_float32(tmp_path):
+def test_fold__sums_are_computed_in_float32(tmp_path):
     adapted = written(network(), tmp_path)
     low = {name: tensor.bfloat16() for name, tensor in surgery.state(adapters.remove(adapted)).items()}
     found = adapters.fold(low, tmp_path / "adapter")["0.weight"]
     assert torch.equal(found, (low["0.weight"].float() + adapted[0].change()).bfloat16())
 
 
-def test_what_does_not_fit_is_named(tmp_path):
+def test_fold__what_does_not_fit_is_named(tmp_path):
     written(network(), tmp_path, modules=["0"], train=["4"])
     base, folder = dict(open_state(tmp_path / "net.safetensors")), tmp_path / "adapter"
     with refused("mismatch: '0.lora_A.weight'", "'0.weight'"):
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"train": ["0"]}, {}])
-def test_two_names_of_a_tensor_that_changes_are_refused(tmp_path, settings):
+def test_fold__two_names_of_a_tensor_that_changes_are_refused(tmp_path, settings):
     untied, tied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     tied[1].weight = tied[0].weight
     written(untied, tmp_path, modules=["2" if settings else "0"], **settings)
@@ -78,7 +78,7 @@ def test_two_names_of_a_tensor_that_changes_are_refused(tmp_path, settings):
     assert not torch.equal(found["0.weight"], own["0.weight"])
 
 
-def test_square_weights_among_both_kinds_are_refused(tmp_path):
+def test_fold__square_weights_among_both_kinds_are_refused(tmp_path):
     written(tables(), tmp_path, modules=["1", "2"])
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**config, "fan_in_fan_out": False}))

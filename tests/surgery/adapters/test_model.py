@@ -52,7 +52,7 @@ def drawn(model):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_with_an_adapter_computes_with_its_weight_and_the_product(kind):
+def test_model__a_layer_with_an_adapter_computes_with_its_weight_and_the_product(kind):
     make, x = LAYERS[kind]
     plain = make().double()
     adapted = adapters.add(plain, 3, modules=[""] if kind == "embedding" else None, scale=0.5)
@@ -73,7 +73,7 @@ def test_a_layer_with_an_adapter_computes_with_its_weight_and_the_product(kind):
     torch.testing.assert_close(back(x), adapted(x))
 
 
-def test_only_adapters_and_what_is_trained_whole_learn():
+def test_model__only_adapters_and_what_is_trained_whole_learn():
     net = network()
     before = {name: tensor.clone() for name, tensor in surgery.state(net).items()}
     adapted = adapters.add(net, 2, modules=["0"], train=["1", "4"])
@@ -90,7 +90,7 @@ def test_only_adapters_and_what_is_trained_whole_learn():
             assert torch.equal(tensor, before[name])
 
 
-def test_state_and_attach_are_inverse():
+def test_model__state_and_attach_are_inverse():
     net = network().eval()
     adapted = drawn(adapters.add(net, 2, train=["1"], scale=3.0, dropout=0.5))
     again = adapters.attach(net, adapters.state(adapted), scale=adapters.scales(adapted), dropout=0.5)
@@ -101,7 +101,7 @@ def test_state_and_attach_are_inverse():
     assert torch.equal(adapters.remove(adapted)(IMAGE), net(IMAGE))
 
 
-def test_merged_models_are_plain():
+def test_model__merged_models_are_plain():
     net = network().eval()
     adapted = drawn(adapters.add(net, 2))
     merged = adapters.merge(adapted)
@@ -110,7 +110,7 @@ def test_merged_models_are_plain():
     torch.testing.assert_close(merged(IMAGE), adapted(IMAGE))
 
 
-def test_the_rank_is_a_width():
+def test_model__the_rank_is_a_width():
     net = network().eval()
     adapted = drawn(adapters.add(net, 4, scale=2.0))
     keep = [name for name, module in adapted.named_modules() if name.endswith("base_layer")]
@@ -126,7 +126,7 @@ def test_the_rank_is_a_width():
     torch.testing.assert_close(surgery.symmetry.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
 
 
-def test_what_reads_the_weight_reads_the_product_too(caplog):
+def test_model__what_reads_the_weight_reads_the_product_too(caplog):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
     adapted = drawn(adapters.add(layer, 2))
@@ -143,7 +143,7 @@ class Squashed(nn.Linear):
         return nn.functional.linear(x, self.weight.tanh(), self.bias)
 
 
-def test_a_layer_that_changes_its_weight_is_adapted_and_not_merged():
+def test_model__a_layer_that_changes_its_weight_is_adapted_and_not_merged():
     adapted = drawn(adapters.add(nn.Sequential(Squashed(4, 4)), 1))
     adapted(torch.rand(1, 4))
     with refused("unsupported"):
@@ -156,7 +156,7 @@ def tied():
     return net
 
 
-def test_tied_layers_stay_as_they_are(caplog):
+def test_model__tied_layers_stay_as_they_are(caplog):
     adapted = adapters.add(tied(), 1)
     assert list(adapters.scales(adapted)) == ["1"]
     assert "for 2:" in caplog.text
@@ -166,14 +166,14 @@ def test_tied_layers_stay_as_they_are(caplog):
         adapters.add(tied(), 1, modules=["2"])
 
 
-def test_a_layer_used_in_several_places_stays_as_it_is(caplog):
+def test_model__a_layer_used_in_several_places_stays_as_it_is(caplog):
     layer = nn.Linear(4, 4)
     adapted = adapters.add(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 4)), 1)
     assert list(adapters.scales(adapted)) == ["3"]
     assert "for 0:" in caplog.text
 
 
-def test_copies_of_adapted_parametrized_layers_have_adapters():
+def test_model__copies_of_adapted_parametrized_layers_have_adapters():
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
     adapted, x = drawn(adapters.add(net, 2)), torch.rand(2, 4)
     assert torch.equal(copy.deepcopy(adapted)(x), adapted(x))
@@ -181,14 +181,14 @@ def test_copies_of_adapted_parametrized_layers_have_adapters():
         adapters.merge(adapted)
 
 
-def test_layers_with_hooks_are_adapted_and_not_merged():
+def test_model__layers_with_hooks_are_adapted_and_not_merged():
     net = nn.Sequential(nn.Linear(4, 4))
     net[0].register_forward_hook(lambda module, given, output: output * 2)
     with refused("unsupported"):
         adapters.merge(adapters.add(net, 1))
 
 
-def test_what_is_trained_whole_is_a_copy_and_survives_unmerging():
+def test_model__what_is_trained_whole_is_a_copy_and_survives_unmerging():
     net = network()
     adapted = drawn(adapters.add(net, 2, train=["1", "4"]))
     trained = adapters.add(net, 2, train=["4"])
@@ -204,13 +204,13 @@ def test_what_is_trained_whole_is_a_copy_and_survives_unmerging():
     assert torch.equal(adapters.unmerge(merged, adapted)[4].weight, merged[4].weight)
 
 
-def test_a_tied_layer_is_trained_whole_under_any_of_its_names():
+def test_model__a_tied_layer_is_trained_whole_under_any_of_its_names():
     adapted = adapters.add(tied(), 1, modules=["1"], train=["2"])
     assert adapted[0].weight.requires_grad
     assert adapted[2].weight is adapted[0].weight
 
 
-def test_half_precision_keeps_its_dtype_and_meta_its_device():
+def test_model__half_precision_keeps_its_dtype_and_meta_its_device():
     half = adapters.add(nn.Linear(4, 4).bfloat16(), 2)
     assert half(torch.rand(1, 4).bfloat16()).dtype == torch.bfloat16
     assert {t.dtype for t in surgery.state(half).values()} == {torch.bfloat16}
@@ -222,14 +222,14 @@ def test_half_precision_keeps_its_dtype_and_meta_its_device():
     assert adapters.merge(meta).weight.is_meta
 
 
-def test_dropout_is_that_of_the_adapter_in_training():
+def test_model__dropout_is_that_of_the_adapter_in_training():
     adapted = drawn(adapters.add(nn.Linear(50, 4), 2, dropout=0.5))
     x = torch.ones(1, 50)
     assert not torch.equal(adapted.train()(x), adapted(x))
     assert torch.equal(adapted.eval()(x), adapted(x))
 
 
-def test_generators_draw_the_same():
+def test_model__generators_draw_the_same():
     a, b = (adapters.add(network(), 2, generator=torch.Generator().manual_seed(3)) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(surgery.state(a).values(), surgery.state(b).values()))
 
@@ -258,12 +258,12 @@ def test_generators_draw_the_same():
         (lambda net: adapters.attach(net[:1], adapters.state(adapters.add(net, 2))), "name"),
     ],
 )
-def test_what_is_refused(call, expected):
+def test_model__what_is_refused(call, expected):
     with refused(expected):
         call(network())
 
 
-def test_attributes_of_the_layer_are_there():
+def test_model__attributes_of_the_layer_are_there():
     layer = adapters.add(nn.Linear(4, 6), 2)
     assert (layer.in_features, layer.out_features, layer.rank) == (4, 6, 2)
     assert not hasattr(layer, "missing")
@@ -279,7 +279,7 @@ class Packed(nn.Linear):
 
 
 @pytest.mark.parametrize("modules", [None, ["0"]])
-def test_packed_weights_are_refused_by_name(modules):
+def test_model__packed_weights_are_refused_by_name(modules):
     net = nn.Sequential(Packed(), nn.Linear(4, 2))
     with refused("name" if modules else "unsupported", "torch.uint8"):
         adapters.add(net, 2, modules=modules)
@@ -303,7 +303,7 @@ def packed(kind):
 
 
 @pytest.mark.parametrize("kind", ["stand-in", "Linear4bit", "Linear8bitLt"])
-def test_layers_that_unpack_their_weight_have_an_adapter_beside(kind):
+def test_model__layers_that_unpack_their_weight_have_an_adapter_beside(kind):
     net, x = nn.Sequential(packed(kind), nn.Linear(4, 2)), torch.rand(3, 8)
     before = net(x).detach()
     adapted = adapters.add(net, 2, scale=0.5)
@@ -322,7 +322,7 @@ def test_layers_that_unpack_their_weight_have_an_adapter_beside(kind):
         adapters.merge(adapted)
 
 
-def test_layers_of_other_kinds_are_left_with_a_word(caplog):
+def test_model__layers_of_other_kinds_are_left_with_a_word(caplog):
     net = nn.ModuleDict({"up": nn.ConvTranspose2d(2, 2, 2), "gru": nn.GRU(4, 4), "norm": nn.LayerNorm(4)})
     net["fc"], net["depthwise"] = nn.Linear(4, 2), nn.Conv2d(2, 2, 3, groups=2)
     assert list(adapters.scales(adapters.add(net, 1))) == ["fc"]
@@ -334,7 +334,7 @@ def test_layers_of_other_kinds_are_left_with_a_word(caplog):
     assert caplog.messages == []
 
 
-def test_the_row_of_padding_has_no_gradient():
+def test_model__the_row_of_padding_has_no_gradient():
     """As that of the embedding itself has none."""
     adapted = adapters.add(nn.Sequential(nn.Embedding(5, 4, padding_idx=2)), 3, modules=["0"])
     adapted(torch.tensor([[2, 1, 4]])).sum().backward()
@@ -342,7 +342,7 @@ def test_the_row_of_padding_has_no_gradient():
     assert found.any(0).tolist() == [False, True, False, False, True]
 
 
-def test_whole_numbers_stay_untrained_when_adapters_are_merged():
+def test_model__whole_numbers_stay_untrained_when_adapters_are_merged():
     net = nn.Sequential(nn.Linear(3, 3))
     net.codes = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
     merged = adapters.merge(adapters.add(net, 1))

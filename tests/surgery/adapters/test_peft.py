@@ -12,7 +12,7 @@ from surgery import adapters
 from tests.surgery.adapters.test_model import IMAGE, drawn, network
 
 
-def test_a_folder_is_read_as_it_was_written(tmp_path):
+def test_peft__a_folder_is_read_as_it_was_written(tmp_path):
     net = network().eval()
     adapted = drawn(adapters.add(net, 2, modules=["0"], train=["4"], scale=0.7, dropout=0.25))
     nn.init.ones_(adapted[4].weight)
@@ -25,7 +25,7 @@ def test_a_folder_is_read_as_it_was_written(tmp_path):
     assert config["modules_to_save"] == ["4"]
 
 
-def test_ranks_and_scales_of_their_own_are_written(tmp_path):
+def test_peft__ranks_and_scales_of_their_own_are_written(tmp_path):
     net = network().eval()
     tensors, _ = adapters.resize(adapters.state(drawn(adapters.add(net, 2))), {"0": 1, "4": 3})
     adapted = adapters.attach(net, tensors, scale={"0": 2.0, "4": 0.5})
@@ -35,7 +35,7 @@ def test_ranks_and_scales_of_their_own_are_written(tmp_path):
     assert torch.equal(again(IMAGE), adapted(IMAGE))
 
 
-def test_statistics_that_move_in_training_are_in_the_file_of_norms_that_are_trained(tmp_path, caplog):
+def test_peft__statistics_that_move_in_training_are_in_the_file_of_norms_that_are_trained(tmp_path, caplog):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
     adapters.write_peft(adapters.add(net, 2), tmp_path / "without")
@@ -65,7 +65,7 @@ class Alike(nn.Module):
         return self.other(self.head["fc"](self.fc(x)))
 
 
-def test_names_that_end_alike_keep_their_ranks_and_scales(tmp_path):
+def test_peft__names_that_end_alike_keep_their_ranks_and_scales(tmp_path):
     net, x = Alike(), torch.rand(2, 4)
     tensors, _ = adapters.resize(adapters.state(drawn(adapters.add(net, 2))), {"fc": 3, "head.fc": 2, "other": 2})
     adapted = adapters.attach(net, tensors, scale={"fc": 3.0, "head.fc": 1.0, "other": 1.0})
@@ -98,12 +98,12 @@ def folder(path, **config):
         ({"init_lora_weights": "pissa_niter_4"}, "unsupported: 'pissa_niter_4'"),
     ],
 )
-def test_what_is_another_function_is_refused(tmp_path, config, expected):
+def test_read_peft__what_is_another_function_is_refused(tmp_path, config, expected):
     with refused(expected):
         adapters.read_peft(network(), folder(tmp_path / "adapter", **config))
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_peft__what_is_missing_is_named(tmp_path):
     with refused("file: adapter_config.json"):
         adapters.read_peft(network(), tmp_path)
     (folder(tmp_path / "adapter") / "adapter_model.safetensors").unlink()
@@ -141,7 +141,7 @@ def logits(model, x):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("which", "kind"), [*((k, "lora") for k in range(5)), *((k, "dora") for k in (0, 1, 3, 4))])
-def test_peft_computes_the_same(which, kind, tmp_path):
+def test_peft__computes_the_same(which, kind, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     model, modules, x = list(models())[which]
@@ -180,7 +180,7 @@ def llama(tied):
     ("pattern", "settings"),
     [("*.embed_tokens", {}), ("lm_head", {}), ("*.embed_tokens", {"ensure_weight_tying": True})],
 )
-def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, settings):
+def test_peft__a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, settings):
     peft = pytest.importorskip("peft")
     tied = ("'model.embed_tokens.weight'", "'lm_head.weight'")
     ours = adapters.add(llama(True), 2, modules=["*.q_proj"], train=[pattern])
@@ -193,7 +193,7 @@ def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, setti
 
 
 @pytest.mark.parametrize("setting", [{"padding_mode": "reflect"}, {"dilation": 2}])
-def test_a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting):
+def test_peft__a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting):
     peft = pytest.importorskip("peft")
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, **setting))
     with refused("unsupported: '0'", *setting):
@@ -227,7 +227,7 @@ class EndsAlike(nn.Module):
         (["fc"], ["pre_classifier", "part"], None, None),
     ],
 )
-def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules, train, task, taken):
+def test_peft__trains_the_same_modules_whole_or_none_is_written(tmp_path, modules, train, task, taken):
     peft = pytest.importorskip("peft")
     net, x = EndsAlike().eval(), torch.rand(2, 4)
     net.linear1 = nn.Linear(1, 1)
@@ -249,7 +249,7 @@ def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("target", "tied"), [("embed_tokens", False), ("lm_head", False), ("lm_head", True)])
-def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, target, tied, dtype):
+def test_peft__weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, target, tied, dtype):
     peft = pytest.importorskip("peft")
     model, x = llama(tied).to(dtype), torch.tensor([[1, 5, 2, 7]])
     config = peft.LoraConfig(r=2, target_modules=[target, "q_proj"], init_lora_weights=False)
@@ -275,7 +275,7 @@ def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, ta
             read(base, tmp_path)
 
 
-def test_names_are_regular_expressions_for_peft(tmp_path):
+def test_write_peft__names_are_regular_expressions_for_peft(tmp_path):
     peft = pytest.importorskip("peft")
     net = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("fc", "part_fc", "head(")})
     net["part"] = nn.ModuleDict({"fc": nn.Linear(2, 2)})

@@ -28,7 +28,7 @@ def product(tensors):
 
 
 @given(states(), SIZES)
-def test_a_rank_that_grows_changes_no_product(tensors, more):
+def test_rank__a_rank_that_grows_changes_no_product(tensors, more):
     rank = adapters.rank_of(tensors)["x"] + more
     grown, error = adapters.resize(tensors, rank, generator=torch.Generator().manual_seed(0))
     assert adapters.rank_of(grown) == {"x": rank}
@@ -39,7 +39,7 @@ def test_a_rank_that_grows_changes_no_product(tensors, more):
 
 
 @given(states(), SIZES)
-def test_svd_is_the_best_product_of_its_rank_and_its_error_is_told(tensors, rank):
+def test_rank__svd_is_the_best_product_of_its_rank_and_its_error_is_told(tensors, rank):
     small, error = adapters.resize(tensors, rank)
     assert adapters.rank_of(small) == {"x": rank}
     whole, left = product(tensors).flatten(1), product(small).flatten(1)
@@ -50,7 +50,7 @@ def test_svd_is_the_best_product_of_its_rank_and_its_error_is_told(tensors, rank
 
 
 @given(states(), SIZES)
-def test_truncating_keeps_the_first_and_its_error_is_told(tensors, rank):
+def test_rank__truncating_keeps_the_first_and_its_error_is_told(tensors, rank):
     small, error = adapters.resize(tensors, rank, how="truncate")
     kept = min(rank, adapters.rank_of(tensors)["x"])
     assert torch.equal(small["x.lora_A.weight"][:kept], tensors["x.lora_A.weight"][:kept])
@@ -59,7 +59,7 @@ def test_truncating_keeps_the_first_and_its_error_is_told(tensors, rank):
 
 
 @given(st.data(), SIZES, SIZES, st.integers(1, 4))
-def test_stacking_is_the_mean_of_products(data, out, into, count):
+def test_rank__stacking_is_the_mean_of_products(data, out, into, count):
     every = [data.draw(states(out, into)) for _ in range(count)]
     every = [one for one in every if one["x.lora_A.weight"].shape[1:] == every[0]["x.lora_A.weight"].shape[1:]]
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(every), max_size=len(every)))
@@ -73,14 +73,14 @@ def test_stacking_is_the_mean_of_products(data, out, into, count):
     torch.testing.assert_close(product(again), expected, rtol=0, atol=1e-10)
 
 
-def test_a_product_of_zero_stays_zero():
+def test_rank__a_product_of_zero_stays_zero():
     tensors = {"x.lora_A.weight": torch.ones(3, 4), "x.lora_B.weight": torch.zeros(2, 3)}
     small, error = adapters.resize(tensors, 1)
     assert error == {"x": 0.0}
     assert not product(small).any()
 
 
-def test_half_precision_is_decomposed_in_single():
+def test_rank__half_precision_is_decomposed_in_single():
     tensors = {"x.lora_A.weight": torch.rand(3, 4).bfloat16(), "x.lora_B.weight": torch.rand(2, 3).bfloat16()}
     small, _ = adapters.resize(tensors, 2)
     assert {tensor.dtype for tensor in small.values()} == {torch.bfloat16}
@@ -103,7 +103,7 @@ NAMES = [
 ]
 
 
-def test_every_spelling_is_resized_and_stacked_under_its_own_names():
+def test_rank__every_spelling_is_resized_and_stacked_under_its_own_names():
     rng = torch.Generator().manual_seed(0)
     for (module, first, second), kernel in itertools.product(NAMES, [(), (3, 3)]):
         one, two = (
@@ -124,7 +124,7 @@ def test_every_spelling_is_resized_and_stacked_under_its_own_names():
 
 
 @pytest.mark.parametrize("alpha", [torch.tensor(2.0), torch.tensor(1), torch.tensor([3.0]).bfloat16()])
-def test_alpha_follows_the_rank(alpha):
+def test_rank__alpha_follows_the_rank(alpha):
     rng = torch.Generator().manual_seed(0)
     one, two = (
         {
@@ -146,7 +146,7 @@ def test_alpha_follows_the_rank(alpha):
     assert adapters.rank_of(both) == {"x": 7}
 
 
-def test_the_state_of_a_peft_model_is_resized():
+def test_rank__the_state_of_a_peft_model_is_resized():
     peft = pytest.importorskip("peft")
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     config = peft.LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False, use_dora=True)
@@ -189,7 +189,7 @@ KOHYA = {"x.lora_down.weight": torch.ones(2, 4), "x.lora_up.weight": torch.ones(
         KOHYA | {"x.lora_up.weight": torch.ones(3, 2, 3, 3)},
     ],
 )
-def test_a_state_without_whole_adapters_of_one_name_is_refused(tensors):
+def test_rank__a_state_without_whole_adapters_of_one_name_is_refused(tensors):
     for call in (
         adapters.rank_of,
         adapters.products,
@@ -201,7 +201,7 @@ def test_a_state_without_whole_adapters_of_one_name_is_refused(tensors):
         assert caught.value.code in ("mismatch", "unsupported", "argument")
 
 
-def test_an_alpha_beside_another_scale_is_refused():
+def test_rank__an_alpha_beside_another_scale_is_refused():
     net = torch.nn.Sequential(torch.nn.Linear(4, 3))
     tensors = {name.replace("x", "0"): tensor for name, tensor in ONE.items()}
     adapters.attach(net, tensors)
@@ -226,12 +226,12 @@ def test_an_alpha_beside_another_scale_is_refused():
         (lambda: adapters.rank_of(UNEQUAL), "mismatch"),
     ],
 )
-def test_what_is_refused(call, expected):
+def test_rank__what_is_refused(call, expected):
     with refused(expected):
         call()
 
 
-def test_an_adapter_without_rows_grows_into_a_new_one():
+def test_rank__an_adapter_without_rows_grows_into_a_new_one():
     none = {"fc.lora_A.weight": torch.zeros(0, 4), "fc.lora_B.weight": torch.zeros(3, 0)}
     new = adapters.resize(none, 2, how="truncate", generator=torch.Generator().manual_seed(0)).state
     expected = torch.empty(2, 4).uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(0))

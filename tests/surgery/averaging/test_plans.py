@@ -21,7 +21,7 @@ from surgery.scale import norm_factors
 
 @few
 @given(cohorts(), st.sampled_from([1, 7, 1 << 18]), st.sampled_from([0, 2, 32]))
-def test_means_are_those_of_the_embedded_models(case, slab, regions):
+def test_plans__means_are_those_of_the_embedded_models(case, slab, regions):
     states, plans, weights, fallback = case
     factors = {name: torch.arange(1.0, len(states) + 1) / 2 for name in [*fallback][::2]}
     models, mask = embedded(states, plans, fallback)
@@ -50,7 +50,7 @@ def test_means_are_those_of_the_embedded_models(case, slab, regions):
 
 @few
 @given(cohorts())
-def test_models_scaled_by_plans_average_as_with_factors(case):
+def test_match_norms__models_scaled_by_plans_average_as_with_factors(case):
     """But where a tensor stands for several that have different factors: no one model is scaled by all of them."""
     states, plans, weights, fallback = case
     before = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
@@ -78,7 +78,7 @@ def test_models_scaled_by_plans_average_as_with_factors(case):
 
 @few
 @given(cohorts(), st.sampled_from([0.5, 0.8, 1.0]), st.sampled_from(["each", "some", "kinds"]))
-def test_factors_and_scaled_means_are_those_of_the_embedded_models(case, q, kind):
+def test_match_norms__factors_and_scaled_means_are_those_of_the_embedded_models(case, q, kind):
     states, plans, weights, fallback = case
     groups = None
     if kind == "some":  # the last one is in no group
@@ -102,7 +102,7 @@ def test_factors_and_scaled_means_are_those_of_the_embedded_models(case, q, kind
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_plans_that_hold_everything_are_the_plain_average(dtype):
+def test_plans__that_hold_everything_are_the_plain_average(dtype):
     generator = torch.Generator().manual_seed(0)
     shapes = {"w": (30, 20), "b": (7,), "scale": ()}
     plan = Plan({n: (Source(n, (None,) * len(s)),) for n, s in shapes.items()}, shapes)
@@ -114,7 +114,7 @@ def test_plans_that_hold_everything_are_the_plain_average(dtype):
     assert all(t.dtype == dtype for t in got.values())
 
 
-def test_tiny_weights_beat_the_fallback():
+def test_plans__tiny_weights_beat_the_fallback():
     part = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
     states = [{"w": torch.tensor([v])} for v in (1e8, 1.0)]
     whole = Plan({"w": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
@@ -122,7 +122,7 @@ def test_tiny_weights_beat_the_fallback():
     torch.testing.assert_close(got["w"], torch.tensor([1e8, 1.0]))
 
 
-def test_half_precision_strided_and_meta_states():
+def test_plans__half_precision_strided_and_meta_states():
     shapes = {"w": (4, 6)}
     plan = Plan({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
     states = [{"w": torch.randn(3, 2).T.to(torch.float16)} for _ in range(3)]
@@ -134,7 +134,7 @@ def test_half_precision_strided_and_meta_states():
     assert surgery.average(meta, [plan] * 3, fallback={"w": fallback["w"].to("meta")})["w"].is_meta
 
 
-def test_one_thread_and_two_give_the_same_without_gradients():
+def test_plans__one_thread_and_two_give_the_same_without_gradients():
     shapes = {f"w{i}": (40, i + 1) for i in range(5)}
     plan = Plan({n: (Source(n, (((0, 20),), None)),) for n in shapes}, shapes)
     states = [{n: torch.randn(20, s[1], requires_grad=True) for n, s in shapes.items()} for _ in range(3)]
@@ -176,12 +176,12 @@ STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
         ([STATE], [PLAN], {"factors": {"w": torch.tensor([torch.nan])}}, "argument"),
     ],
 )
-def test_it_refuses(states, plans, options, expected):
+def test_plans__it_refuses(states, plans, options, expected):
     with refused(expected):
         surgery.average(states, plans, **{"fallback": FULL, **options})
 
 
-def test_masks_of_pruning_are_not_averaged():
+def test_plans__masks_of_pruning_are_not_averaged():
     full = {"w_mask": (3,), "w_orig": (3,)}
     plans = [Plan({name: (Source(name, (((0, n),),)),) for name in full}, full) for n in (2, 3)]
     states = [{"w_mask": torch.tensor([1.0, 0.0, 1.0][:n]), "w_orig": torch.full((n,), float(n))} for n in (2, 3)]
@@ -200,7 +200,7 @@ def test_masks_of_pruning_are_not_averaged():
 
 
 @pytest.mark.parametrize(("kind", "other"), [(torch.uint8, torch.int64), (torch.int32, torch.uint8), (torch.bool,) * 2])
-def test_integers_are_the_maximum_of_what_states_hold(kind, other):
+def test_plans__integers_are_the_maximum_of_what_states_hold(kind, other):
     """Compared before they are brought to the fallback's dtype, and whatever the factors."""
     plans = [Plan({"n": (Source("n", (((0, n),),)),)}, {"n": (3,)}) for n in (1, 2)]
     states = [{"n": torch.tensor(values).to(other)} for values in ([1], [0, 1])]
@@ -210,13 +210,13 @@ def test_integers_are_the_maximum_of_what_states_hold(kind, other):
     assert mean.tolist() == [1, 1, 9 if kind != torch.bool else True]
 
 
-def test_a_stack_of_models_has_plans_as_a_list_has():
+def test_plans__a_stack_of_models_has_plans_as_a_list_has():
     states = [{"w": torch.full((1,), float(k))} for k in range(3)]
     mean = surgery.average(surgery.stack(states), [PLAN] * 3, fallback=FULL)
     assert torch.equal(mean["w"], surgery.average(states, [PLAN] * 3, fallback=FULL)["w"])
 
 
-def test_weights_are_summed_in_the_order_of_the_models():
+def test_plans__weights_are_summed_in_the_order_of_the_models():
     """Not in that of a set of indices, which differs from process to process."""
     indices = [((None, ((0, n),)), 0.1 * n) for n in range(1, 6)]
     for order in itertools.islice(itertools.permutations(indices), 0, None, 5):

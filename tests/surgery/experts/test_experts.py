@@ -78,7 +78,7 @@ X = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_s
 
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(0, 5), min_size=2, max_size=6))
-def test_experts_that_are_never_chosen_can_go(kept):
+def test_keep__experts_that_are_never_chosen_can_go(kept):
     model = net()
     for layer in model.layers[1:]:
         avoid(layer, [number for number in range(6) if number not in kept])
@@ -93,7 +93,7 @@ def test_experts_that_are_never_chosen_can_go(kept):
     assert all(torch.equal(full[name][mask[name]], before[name][mask[name]]) for name in full)
 
 
-def test_fused_experts_and_counters_follow():
+def test_keep__fused_experts_and_counters_follow():
     model, first = net(FusedMoE), X.abs()
     for layer in model.layers[1:]:
         avoid(layer, [1, 4])
@@ -107,7 +107,7 @@ def test_fused_experts_and_counters_follow():
     assert torch.equal(plan.extract(model)["0.moe_weight"], model[0].moe_weight[[0, 2, 3, 5]])
 
 
-def test_each_mixture_may_keep_its_own():
+def test_keep__each_mixture_may_keep_its_own():
     small, _ = keep(net(), {"layers.1": [0, 3, 4], "layers.2": 2}, scores={"layers.2": torch.arange(6)})
     assert [len(layer.experts) for layer in small.layers[1:]] == [3, 2]
     assert small(X).shape == X.shape
@@ -115,7 +115,7 @@ def test_each_mixture_may_keep_its_own():
     assert [len(layer.experts) for layer in small.layers[1:]] == [6, 2]
 
 
-def test_plans_of_two_cuts_compose():
+def test_keep__plans_of_two_cuts_compose():
     model = net()
     first, outer = keep(model, [0, 2, 3, 5])
     second, inner = keep(first, [1, 3])
@@ -125,7 +125,7 @@ def test_plans_of_two_cuts_compose():
 
 
 @pytest.mark.parametrize("kind", [Listed, FusedMoE])
-def test_frequencies_are_shares_of_the_router_s_choices(kind):
+def test_experts__frequencies_are_shares_of_the_router_s_choices(kind):
     model = nn.Sequential(net(kind).layers[1])
     logits = model[0].gate(X) if kind is Listed else X @ model[0].w_gate
     shares = logits.topk(2).indices.flatten().bincount(minlength=6).double() / 40
@@ -140,7 +140,7 @@ def test_frequencies_are_shares_of_the_router_s_choices(kind):
     assert torch.equal(small[0].gate.weight, model[0].gate.weight[best])
 
 
-def test_norms_are_those_of_all_tensors_of_an_expert():
+def test_experts__norms_are_those_of_all_tensors_of_an_expert():
     model = net()
     one = model.layers[2].experts[3]
     assert norm(model)["layers.2"][3].item() == pytest.approx(
@@ -156,7 +156,7 @@ PARTS = (
 )
 
 
-def test_merged_experts_are_means_by_their_scores():
+def test_merge__merged_experts_are_means_by_their_scores():
     model = net()
     weights = {name: torch.tensor([1.0, 3, 2, 2, 0, 5]) for name in ("layers.1", "layers.2")}
     small, plan = merge(model, [[0, 1], [2], [3, 5]], scores=weights)
@@ -169,7 +169,7 @@ def test_merged_experts_are_means_by_their_scores():
     assert small(X).shape == X.shape
 
 
-def test_merging_equal_experts_changes_nothing_but_the_router():
+def test_merge__merging_equal_experts_changes_nothing_but_the_router():
     model = net()
     for layer in model.layers[1:]:
         for a, b in [(0, 3), (1, 4), (2, 5)]:
@@ -181,7 +181,7 @@ def test_merging_equal_experts_changes_nothing_but_the_router():
     assert torch.allclose(small.layers[2].experts[1][0].weight, model.layers[2].experts[1][0].weight, atol=1e-14)
 
 
-def test_what_is_refused_is_named():
+def test_experts__what_is_refused_is_named():
     with refused("argument: 'layers.1'", "2 experts"):
         keep(net(), [3])
     with refused("argument: 'layers.1'", "frequency"):
@@ -212,7 +212,7 @@ class Grouped(Listed):
         self.n_group = 2
 
 
-def test_groups_of_a_router_stay_equal():
+def test_experts__groups_of_a_router_stay_equal():
     model = nn.Sequential(Grouped())
     assert len(keep(model, [0, 2, 3, 5])[0][0].experts) == 4
     with refused("argument: '0'", "groups"):
@@ -231,13 +231,13 @@ def layered(inner):
 
 
 @pytest.mark.parametrize("inner", [3, 6])
-def test_the_last_layer_of_a_router_has_the_experts(inner):
+def test_keep__the_last_layer_of_a_router_has_the_experts(inner):
     small, _ = keep(layered(inner), [0, 2, 4])
     assert [small[0].gate[0].out_features, small[0].gate[2].out_features] == [inner, 3]
     assert small(torch.ones(2, 6)).shape == (2, 6)
 
 
-def test_no_values_are_needed_but_for_scores():
+def test_keep__no_values_are_needed_but_for_scores():
     model = net().to("meta").requires_grad_(False)
     small, _ = keep(model, [0, 3])
     assert all(p.is_meta and p.dtype == torch.float64 and not p.requires_grad for p in small.parameters())
@@ -245,7 +245,7 @@ def test_no_values_are_needed_but_for_scores():
         norm(model)
 
 
-def test_experts_of_another_name_are_given_and_shared_ones_stay():
+def test_keep__experts_of_another_name_are_given_and_shared_ones_stay():
     layer = nn.ModuleDict({
         "router": nn.Linear(4, 3), "branches": nn.ModuleList(nn.Linear(4, 4) for _ in range(3)),
         "shared_experts": nn.ModuleList(nn.Linear(4, 4) for _ in range(2)),
@@ -321,7 +321,7 @@ def chosen_alone(model, kept):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_follow(name, tmp_path, caplog):
+def test_experts__models_of_transformers_follow(name, tmp_path, caplog):
     model, words = language_model(name), {"input_ids": torch.randint(3, 60, (2, 9))}
     before = model.config.to_dict()
     kept = [0, 3, 4, 6]
@@ -348,7 +348,7 @@ def test_models_of_transformers_follow(name, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_deepseek_s_groups_and_correction_follow():
+def test_keep__deepseek_s_groups_and_correction_follow():
     model, words = language_model("DeepseekV3"), {"input_ids": torch.randint(3, 60, (2, 9))}
     kept, gate = [1, 2, 5, 7], model.model.layers[1].mlp.gate
     gate.e_score_correction_bias[[0, 3, 4, 6]] = -100.0

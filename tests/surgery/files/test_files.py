@@ -54,7 +54,7 @@ def slabs(request, monkeypatch):
         monkeypatch.setattr(lazy, "SLAB", request.param)
 
 
-def test_what_the_library_writes_is_read(tmp_path, slabs):
+def test_open_state__what_the_library_writes_is_read(tmp_path, slabs):
     save_file(contiguous(state()), tmp_path / "a.safetensors", metadata={"by": "me"})
     found = open_state(tmp_path / "a.safetensors")
     same(found, state())
@@ -62,7 +62,7 @@ def test_what_the_library_writes_is_read(tmp_path, slabs):
     assert "8 tensors" in repr(found)
 
 
-def test_what_is_written_is_read_by_the_library(tmp_path, slabs):
+def test_write__what_is_written_is_read_by_the_library(tmp_path, slabs):
     seen = []
     write(tmp_path / "a.safetensors", state(), metadata={"by": "me"}, progress=seen.append)
     same(load_file(tmp_path / "a.safetensors"), state())
@@ -76,7 +76,7 @@ def test_what_is_written_is_read_by_the_library(tmp_path, slabs):
 @pytest.mark.parametrize(
     "wrap", [lambda s: s, lambda s: {"model": {f"module.{n}": t for n, t in s.items()}, "epoch": 3}]
 )
-def test_files_of_torch_save(tmp_path, zipped, wrap):
+def test_files__of_torch_save(tmp_path, zipped, wrap):
     values = {name: t for name, t in state().items() if zipped or name != "eight"}  # which the old format cannot hold
     torch.save(wrap(values), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     same(open_state(tmp_path / "a.pth"), values)
@@ -84,7 +84,7 @@ def test_files_of_torch_save(tmp_path, zipped, wrap):
     same(torch.load(tmp_path / "b.pt", weights_only=True), values)
 
 
-def test_shards_and_the_files_beside_them(tmp_path):
+def test_files__shards_and_the_files_beside_them(tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     save_file(contiguous(state()), old / "model.safetensors")
@@ -109,7 +109,7 @@ def test_shards_and_the_files_beside_them(tmp_path):
     same(load_file(tmp_path / "pair" / "model.safetensors"), pair)
 
 
-def test_a_folder_has_the_file_that_transformers_reads(tmp_path):
+def test_open_state__a_folder_has_the_file_that_transformers_reads(tmp_path):
     old, new = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
     torch.save(old, tmp_path / "pytorch_model-00001-of-00001.bin")
     for name, shard in (
@@ -124,7 +124,7 @@ def test_a_folder_has_the_file_that_transformers_reads(tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_reads_what_is_written(tmp_path):
+def test_files__transformers_reads_what_is_written(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -163,7 +163,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_file_is_one_line(tmp_path, case):
+def test_open_state__a_damaged_file_is_one_line(tmp_path, case):
     path = tmp_path / "w.safetensors"
     path.write_bytes(DAMAGED[case])
     with pytest.raises(SurgeryError) as caught:
@@ -174,7 +174,7 @@ def test_a_damaged_file_is_one_line(tmp_path, case):
     assert len(str(caught.value)) < len(str(path)) + 200
 
 
-def test_any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
+def test_open_state__any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({"w": torch.ones(3, 2), "v": torch.zeros(5)}, path)
     good = path.read_bytes()
@@ -190,7 +190,7 @@ def test_any_changed_byte_of_a_header_is_an_error_or_another_state(tmp_path):
                 found[name]
 
 
-def test_a_file_that_runs_code_is_refused(tmp_path):
+def test_open_state__a_file_that_runs_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "ran"), "w"))
@@ -228,7 +228,7 @@ def index(**places):
         ("c.index.json", index(w="good.pt"), "file: 'w'"),
     ],
 )
-def test_what_is_no_checkpoint_is_named(tmp_path, name, content, expected):
+def test_open_state__what_is_no_checkpoint_is_named(tmp_path, name, content, expected):
     if isinstance(content, bytes):
         (tmp_path / name).write_bytes(content)
     elif content is not None:
@@ -250,7 +250,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path, name, content, expected):
         ["up/net/data.pkl", "up/version"],
     ],
 )
-def test_a_zip_file_without_the_records_of_torch_save_is_no_checkpoint(tmp_path, records):
+def test_open_state__a_zip_file_without_the_records_of_torch_save_is_no_checkpoint(tmp_path, records):
     with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
         for record in records:
             archive.writestr(record, b"5")
@@ -259,7 +259,7 @@ def test_a_zip_file_without_the_records_of_torch_save_is_no_checkpoint(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a"])
-def test_what_fails_on_the_way_leaves_nothing(tmp_path, name):
+def test_write__what_fails_on_the_way_leaves_nothing(tmp_path, name):
     def failing(start, stop):
         raise SurgeryError("no more", code="file")
 
@@ -269,7 +269,7 @@ def test_what_fails_on_the_way_leaves_nothing(tmp_path, name):
     assert not [*tmp_path.iterdir()]
 
 
-def test_where_nothing_can_be_written(tmp_path, monkeypatch):
+def test_write__where_nothing_can_be_written(tmp_path, monkeypatch):
     one = {"w": torch.ones(1)}
     (tmp_path / "there.pt").write_text("x")
     for name, expected in [("there.pt", "file"), ("a.onnx", "file"), ("none/a.pt", "file: there"), ("x" * 300, "file")]:
@@ -290,7 +290,7 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["net.pt", "net.bin", "net.safetensors", "net"])
 @pytest.mark.parametrize("room", [100, 2000, 100_000, 399_900])
-def test_a_disk_that_becomes_full_is_one_line_and_leaves_nothing(tmp_path, name, room):
+def test_write__a_disk_that_becomes_full_is_one_line_and_leaves_nothing(tmp_path, name, room):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -303,7 +303,7 @@ def test_a_disk_that_becomes_full_is_one_line_and_leaves_nothing(tmp_path, name,
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
-def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch, name):
+def test_write__a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch, name):
     def closed(path, *args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
@@ -314,7 +314,7 @@ def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
-def test_the_same_state_is_the_same_file(tmp_path, name):
+def test_write__the_same_state_is_the_same_file(tmp_path, name):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     write(tmp_path / "a" / name, state())
@@ -324,13 +324,13 @@ def test_the_same_state_is_the_same_file(tmp_path, name):
     assert not any(text.encode() in content for text in (f".{os.getpid()}@", f"@{socket.gethostname()}"))
 
 
-def test_a_conjugate_view_is_written_as_its_values(tmp_path):
+def test_write__a_conjugate_view_is_written_as_its_values(tmp_path):
     values = {"w": torch.tensor([1 + 2j, 3 - 4j]).conj()}
     write(tmp_path / "a.safetensors", values)
     same(load_file(tmp_path / "a.safetensors"), {"w": torch.tensor([1 - 2j, 3 + 4j])})
 
 
-def test_a_file_that_shrinks_is_named(tmp_path):
+def test_open_state__a_file_that_shrinks_is_named(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({"w": torch.ones(100)}, path)
     found = open_state(path)
@@ -341,7 +341,7 @@ def test_a_file_that_shrinks_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["data", "pickle", "end"])
-def test_a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
+def test_open_state__a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
     path = tmp_path / "net.pt"
     torch.save({"w": torch.full((1000,), 0.1)}, path)
     good = path.read_bytes()
@@ -354,7 +354,7 @@ def test_a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-def test_a_compressed_record_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, kind):
+def test_open_state__a_compressed_record_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, kind):
     torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")
     with zipfile.ZipFile(tmp_path / "net.pt", "a") as archive:
         archive.writestr("net/more", bytes(10**6), compress_type=kind)
@@ -363,7 +363,7 @@ def test_a_compressed_record_is_refused_before_it_is_unpacked(tmp_path, monkeypa
         open_state(tmp_path / "net.pt")
 
 
-def test_records_that_lie_in_the_same_bytes_are_refused(tmp_path):
+def test_open_state__records_that_lie_in_the_same_bytes_are_refused(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")
     with zipfile.ZipFile(tmp_path / "net.pt", "a") as archive:
         archive.writestr("net/more", bytes(10**4))
@@ -383,7 +383,7 @@ def test_records_that_lie_in_the_same_bytes_are_refused(tmp_path):
     ],
     ids=["one number", "a row", "windows", "bool"],
 )
-def test_a_tensor_that_claims_more_than_its_file_holds_is_named(tmp_path, tensor, zipped):
+def test_open_state__a_tensor_that_claims_more_than_its_file_holds_is_named(tmp_path, tensor, zipped):
     torch.save({"v": torch.ones(3), "w": tensor}, tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
     with refused("file"):
         open_state(tmp_path / "net.pt")
@@ -392,7 +392,7 @@ def test_a_tensor_that_claims_more_than_its_file_holds_is_named(tmp_path, tensor
     same(open_state(tmp_path / "net.pt"), small)
 
 
-def test_a_file_that_was_saved_without_checksums_is_read(tmp_path):
+def test_open_state__a_file_that_was_saved_without_checksums_is_read(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")

@@ -54,7 +54,7 @@ def same(found, expected, **tolerances):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_nothing_given_is_changed_and_counters_have_the_maximum(name):
+def test_every_method__nothing_given_is_changed_and_counters_have_the_maximum(name):
     states, base = models(), models(1, seed=9)[0]
     before = [{name: tensor.clone() for name, tensor in state.items()} for state in (*states, base)]
     assert call(name, states, base)["a.steps"] == 3 + 10 * (COUNT.get(name, 3) - 1)
@@ -63,7 +63,7 @@ def test_nothing_given_is_changed_and_counters_have_the_maximum(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
+def test_every_method__lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
     states = models(4, dtype=torch.float32)
     for k, values in enumerate(states):
         save_file(values, tmp_path / f"{k}.safetensors")
@@ -81,7 +81,7 @@ def test_lazy_states_are_merged_as_those_in_memory(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["linear", "multislerp", "karcher", "task_arithmetic", *DENSE])
-def test_a_weight_for_one_model_gives_that_model_bit_for_bit(name, dtype):
+def test_every_method__a_weight_for_one_model_gives_that_model_bit_for_bit(name, dtype):
     states, base = models(dtype=dtype), models(1, seed=7, dtype=dtype)[0]
     states[0]["a.bias"][0] = math.nan
     weight = 1 if name in DENSE or name == "task_arithmetic" else 7
@@ -93,7 +93,7 @@ def test_a_weight_for_one_model_gives_that_model_bit_for_bit(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("name", METHODS)
-def test_eight_bits_are_merged_in_32_and_rounded(name, dtype):
+def test_every_method__eight_bits_are_merged_in_32_and_rounded(name, dtype):
     states = [{n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()} for state in models(4)]
     wide = [{n: t.float() if t.is_floating_point() else t for n, t in state.items()} for state in states]
     base, wide_base = (every[3] if name in NEED_BASE else None for every in (states, wide))
@@ -102,14 +102,14 @@ def test_eight_bits_are_merged_in_32_and_rounded(name, dtype):
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
-def test_the_order_of_models_does_not_matter(name):
+def test_every_method__the_order_of_models_does_not_matter(name):
     (a, b, c), base = models(), models(1, seed=7)[0]
     one, other = ({}, {}) if name in ("sce", "model_stock") else ({"weights": [1, 2, 3]}, {"weights": [3, 1, 2]})
     same(call(name, [c, a, b], base, **other), call(name, [a, b, c], base, **one), rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", NEED_BASE)
-def test_models_that_are_the_base_give_the_base_bit_for_bit(name):
+def test_every_method__models_that_are_the_base_give_the_base_bit_for_bit(name):
     """What is frozen in fine-tuning must not move by a rounding."""
     base = models(1, seed=7, dtype=torch.float32)[0]
     same(call(name, [base] * 3, base), base)
@@ -117,7 +117,7 @@ def test_models_that_are_the_base_give_the_base_bit_for_bit(name):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_not_finite_is_an_error_of_every_method(name, value):
+def test_every_method__what_is_not_finite_is_an_error_of_every_method(name, value):
     good, bad, zero = ({"w": torch.tensor([[1.0, x]])} for x in (3.0, value, 0.0))
     states, k = ([bad], 0) if name == "nearswap" else ([good, bad], 1)
     with refused("values: 'w'", f"model {k}"):
@@ -128,7 +128,7 @@ def test_what_is_not_finite_is_an_error_of_every_method(name, value):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_infinities_that_all_models_share_stay(name):
+def test_every_method__infinities_that_all_models_share_stay(name):
     """As those of the mask of an attention, which is a buffer: a method sees 0 there."""
     mask = torch.full((2, 2), -math.inf).triu(1)
     states = [{"w": mask + torch.tensor([[k], [0.0]])} for k in (1.0, 3.0, 0.0)]
@@ -139,7 +139,7 @@ def test_infinities_that_all_models_share_stay(name):
         call(name, *own([{"w": -states[0]["w"]}, *states[1:]]))
 
 
-def test_settings_by_pattern():
+def test_slerp__settings_by_pattern():
     states = models(2)
     found = merging.slerp(states, t={"a.bias": 0, "a": 1})
     assert torch.equal(found["a.bias"], states[0]["a.bias"])
@@ -224,19 +224,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "given", "settings", "expected"), REFUSED, ids=[f"{r[0]}: {r[3]}" for r in REFUSED])
-def test_what_does_not_fit_is_named(name, given, settings, expected):
+def test_every_method__what_does_not_fit_is_named(name, given, settings, expected):
     with refused(expected):
         getattr(merging, name)(*given, **settings)
 
 
-def test_a_stack_is_merged_as_a_list():
+def test_every_method__a_stack_is_merged_as_a_list():
     same(
         merging.linear(surgery.stack(models()), weights=torch.tensor([1, 2, 5])),
         merging.linear(models(), weights=[1, 2, 5]),
     )
 
 
-def test_measuring_leaves_every_module_in_its_mode():
+def test_every_method__measuring_leaves_every_module_in_its_mode():
     """Also a frozen norm in a model that trains."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout()).train()
     model[1].eval()
@@ -245,7 +245,7 @@ def test_measuring_leaves_every_module_in_its_mode():
     assert [module.training for module in model] == [True, False, True]
 
 
-def test_inputs_that_are_given_by_name_are_measured():
+def test_input_grams__inputs_that_are_given_by_name_are_measured():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -258,7 +258,7 @@ def test_inputs_that_are_given_by_name_are_measured():
     assert torch.equal(merging.input_grams(Net(), [x])["layer.weight"], x.T @ x)
 
 
-def test_measures_of_models_with_computed_weights_and_with_integers():
+def test_every_method__measures_of_models_with_computed_weights_and_with_integers():
     normed = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3)))
     with refused("unsupported"):
         merging.input_grams(normed, [torch.ones(4, 2)])
@@ -270,7 +270,7 @@ def test_measures_of_models_with_computed_weights_and_with_integers():
 
 
 @pytest.mark.parametrize("name", merging.METHODS)
-def test_equal_masks_of_pruning_stay_and_different_ones_are_refused(name, tmp_path):
+def test_open_state__equal_masks_of_pruning_stay_and_different_ones_are_refused(name, tmp_path):
     states, base = models(), models(1, seed=9)[0]
     for state in (*states, base):
         state["a.weight_orig"] = state.pop("a.weight")

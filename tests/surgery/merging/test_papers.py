@@ -27,7 +27,7 @@ def by_tensor(function, states):
     return {n: largest if n == STEPS else function(*[s[n] for s in states]) for n in states[0]}
 
 
-def test_linear_is_the_weighted_mean():
+def test_papers__linear_is_the_weighted_mean():
     states = models()
     close(merging.linear(states, weights=[1, 2, 5]), by_tensor(lambda x, y, z: (1 * x + 2 * y + 5 * z) / 8, states))
     close(merging.linear(states), surgery.average(states))
@@ -40,7 +40,7 @@ def slow_slerp(x, y, t):
     return (math.sin((1 - t) * angle) * x + math.sin(t * angle) * y) / math.sin(angle)
 
 
-def test_slerp_is_shoemakes_formula():
+def test_slerp__is_shoemakes_formula():
     states = models(2)
     close(merging.slerp(states, t=0.3), by_tensor(lambda x, y: slow_slerp(x, y, 0.3), states))
     expected = by_tensor(lambda x, y, o: o + slow_slerp(x - o, y - o, 0.3), [*states, BASE])
@@ -74,7 +74,7 @@ def slow_karcher(weights, *tensors):
 
 
 @pytest.mark.parametrize(("method", "slow"), [(merging.multislerp, slow_multislerp), (merging.karcher, slow_karcher)])
-def test_means_of_directions(method, slow):
+def test_slerp__means_of_directions(method, slow):
     states = models()
     expected = by_tensor(lambda *tensors: slow([0.2, 0.5, 0.3], *tensors), states)
     close(method(states, weights=[2, 5, 3]), expected, rtol=1e-9, atol=1e-9)
@@ -84,7 +84,7 @@ def test_means_of_directions(method, slow):
     close(method(scalars), {"w": torch.tensor(3.0)})
 
 
-def test_karcher_of_models_that_are_hardly_apart():
+def test_karcher__of_models_that_are_hardly_apart():
     base = models(1)[0]["a.weight"]
     draw = torch.Generator().manual_seed(1)
     near = [{"w": base + 1e-4 * torch.randn(base.shape, generator=draw, dtype=base.dtype)} for _ in range(3)]
@@ -94,7 +94,7 @@ def test_karcher_of_models_that_are_hardly_apart():
     close(merging.karcher(unit, weights=[3, 1]), merging.slerp(unit, t=0.25))
 
 
-def test_nearswap_moves_by_at_most_t():
+def test_nearswap__moves_by_at_most_t():
     (other,) = models(1)
 
     def slow(x, o):
@@ -183,7 +183,7 @@ CASES = {
 
 @pytest.mark.parametrize("slab", [None, 3], ids=["whole", "slabs"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_papers_algorithm(case, slab, monkeypatch):
+def test_papers__it_is_the_papers_algorithm(case, slab, monkeypatch):
     method, settings, sparse, kind = CASES[case]
     if slab:
         monkeypatch.setattr(lazy, "SLAB", slab)
@@ -191,7 +191,7 @@ def test_it_is_the_papers_algorithm(case, slab, monkeypatch):
     close(method(models(), base=BASE, weights=[1, 2, 0.5], scale=0.7, **settings), expected)
 
 
-def test_ties_over_the_whole_model():
+def test_ties__over_the_whole_model():
     """The limit is that of all elements, so that a tensor of large differences keeps more of them."""
     states, limits = [s | {"a.weight": 10 * s["a.weight"]} for s in models()], []
     for values in states:
@@ -211,7 +211,7 @@ def test_ties_over_the_whole_model():
 
 
 @pytest.mark.parametrize("select", [1.0, 0.5, 0.001])
-def test_sce_selects_calculates_and_erases(select, monkeypatch):
+def test_sce__selects_calculates_and_erases(select, monkeypatch):
     monkeypatch.setattr(lazy, "SLAB", 16)
     states = models()
     for values in states:
@@ -232,13 +232,13 @@ def test_sce_selects_calculates_and_erases(select, monkeypatch):
     close(merging.sce(states, base=BASE, select=select), by_tensor(slow, [*states, BASE]))
 
 
-def test_sce_keeps_all_elements_of_what_no_pattern_matches():
+def test_sce__keeps_all_elements_of_what_no_pattern_matches():
     given = models()
     found, half, whole = (merging.sce(given, base=BASE, select=select) for select in ({"a.weight": 0.5}, 0.5, 1))
     same(found, {**whole, "a.weight": half["a.weight"]})
 
 
-def test_model_stock_is_equation_five():
+def test_model_stock__is_equation_five():
     states = models()
 
     def slow(*tensors):
@@ -252,7 +252,7 @@ def test_model_stock_is_equation_five():
 
 
 @pytest.mark.parametrize("name", ["dare", "della"])
-def test_what_is_drawn_has_the_task_vector_as_its_mean(name):
+def test_papers__what_is_drawn_has_the_task_vector_as_its_mean(name):
     (one,), method = models(1), merging.METHODS[name]
     found = [method([one], base=BASE, seed=seed, density=0.5, **LINEAR) for seed in range(100)]
     mean = torch.stack([f["a.weight"] for f in found]).mean(0) - BASE["a.weight"]
@@ -262,7 +262,7 @@ def test_what_is_drawn_has_the_task_vector_as_its_mean(name):
     assert not torch.equal(found[0]["a.weight"], found[1]["a.weight"])
 
 
-def test_draws_do_not_depend_on_where_reading_begins():
+def test_papers__draws_do_not_depend_on_where_reading_begins():
     whole = uniform(1, "w", 0, 0, 200_000)
     assert torch.equal(torch.cat([uniform(1, "w", 0, a, b) for a, b in lazy.spans(200_000, 7_001)]), whole)
     assert abs(whole.mean() - 0.5) < 0.01
@@ -271,7 +271,7 @@ def test_draws_do_not_depend_on_where_reading_begins():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_rank_is_found_as_by_sorting(dtype, monkeypatch):
+def test_papers__a_rank_is_found_as_by_sorting(dtype, monkeypatch):
     monkeypatch.setattr(lazy, "SLAB", 10)
     draw = torch.Generator().manual_seed(0)
     sizes = 10.0 ** torch.randint(-30, 30, (997,), generator=draw)
@@ -294,7 +294,7 @@ def batch(n=6, seed=1):
     return torch.randn(n, 2, 4, 4, generator=draw, dtype=torch.float64), torch.randint(0, 4, (n,), generator=draw)
 
 
-def test_fisher_is_equation_four():
+def test_fisher__is_equation_four():
     states = [state(net) for net in nets()]
     known = [{n: t.square() for n, t in m.items() if n.endswith(("weight", "bias"))} for m in states]
     known[0]["4.bias"][0] = known[1]["4.bias"][0] = 0
@@ -305,7 +305,7 @@ def test_fisher_is_equation_four():
         torch.testing.assert_close(tensor, expected if tensor.is_floating_point() else torch.maximum(a, b))
 
 
-def test_fisher_information_is_the_mean_squared_gradient_of_samples():
+def test_fisher_information__is_the_mean_squared_gradient_of_samples():
     (net,), (x, y) = nets(1), batch()
     net.train()[0].weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -330,7 +330,7 @@ class _Scaled(nn.Module):
         return self.net(x) * scale
 
 
-def test_fisher_information_takes_tuples_and_dicts():
+def test_fisher_information__takes_tuples_and_dicts():
     (net,), (x, y) = nets(1), batch()
     scaled, scale = _Scaled(net), torch.full((len(x), 1), 2.0)
     plain = merging.fisher_information(scaled, [(x, y)])
@@ -343,7 +343,7 @@ def test_fisher_information_takes_tuples_and_dicts():
     same(by_place, merging.fisher_information(scaled, [((x, 2.0), {"label": y})], loss=named))
 
 
-def test_regmean_is_least_squares():
+def test_regmean__is_least_squares():
     """With alpha 1 no other weight comes closer to the outputs of all models on their inputs."""
     models, inputs = nets(), [batch(60, seed=k)[0] for k in range(2)]
     grams = [merging.input_grams(net, [x]) for net, x in zip(models, inputs)]
@@ -359,14 +359,14 @@ def test_regmean_is_least_squares():
         torch.testing.assert_close(merged[f"{layer}.weight"].flatten(1), expected)
 
 
-def test_regmean_of_diagonal_products_is_fisher_merging_of_inputs():
+def test_regmean__of_diagonal_products_is_fisher_merging_of_inputs():
     states, known = [{"w": torch.randn(3, 5)} for _ in range(2)], [torch.rand(5) + 0.1 for _ in range(2)]
     found = merging.regmean(states, grams=[{"w": row.diag() + 0.01} for row in known], alpha=0, weights=[1, 2])
     fishers = [{"w": (row + 0.01).expand(3, 5)} for row in known]
     torch.testing.assert_close(found["w"], merging.fisher(states, fishers=fishers, weights=[1, 2])["w"])
 
 
-def test_a_greedy_soup_takes_what_helps():
+def test_greedy_soup__a_greedy_soup_takes_what_helps():
     torch.manual_seed(0)
     states, target = [{"w": torch.randn(5)} for _ in range(6)], torch.randn(5)
     score = lambda s: -(s["w"] - target).norm().item()  # noqa: E731
@@ -382,7 +382,7 @@ def test_a_greedy_soup_takes_what_helps():
     assert merging.greedy_soup(states, score=lambda s: 0.0).taken == [0, 1, 2, 3, 4, 5]
 
 
-def test_large_numbers_are_finite():
+def test_ties__large_numbers_are_finite():
     largest = {"w": torch.full((64,), torch.finfo(torch.float32).max / 2)}
     same(merging.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
 
@@ -392,7 +392,7 @@ LISTS["della"] = {"density": {"*": [0.6, 0.4]}, "epsilon": [0.1, 0.5], "elect": 
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_each_model_has_its_own_settings(name):
+def test_papers__each_model_has_its_own_settings(name):
     def of(k):  # this model alone, with its numbers
         own = {key: value["*"] if isinstance(value, dict) else value for key, value in LISTS[name].items()}
         own = {key: value[k] if isinstance(value, list) else value for key, value in own.items()}
@@ -404,7 +404,7 @@ def test_each_model_has_its_own_settings(name):
         torch.testing.assert_close(values, first[key] + second[key] - BASE[key])
 
 
-def test_ties_has_densities_by_model_and_refuses_another_number_of_them():
+def test_ties__has_densities_by_model_and_refuses_another_number_of_them():
     same(merging.ties(models(2), base=BASE, density=[0.4, 0.4]), merging.ties(models(2), base=BASE, density=0.4))
     lone = merging.ties(models(2), base=BASE, density=[1.0, 1e-9], weights=[1, 1e-12], normalize=False)
     close(lone, {**models(2)[0], STEPS: lone[STEPS]})
@@ -414,7 +414,7 @@ def test_ties_has_densities_by_model_and_refuses_another_number_of_them():
         merging.ties(models(2), base=BASE, density=[0.4, 2])
 
 
-def test_slerp_is_straight_along_short_arcs():
+def test_slerp__is_straight_along_short_arcs():
     x, y = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.3])}  # 0.0997 radians apart
     same(merging.slerp([x, y], straight=0.1), {"w": torch.tensor([2.0, 0.15])})
     assert (merging.slerp([x, y], straight=0.09)["w"] - torch.tensor([2.0, 0.15])).abs().max() > 1e-4

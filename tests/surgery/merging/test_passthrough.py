@@ -34,7 +34,7 @@ X = torch.ones(5, 3)
     "chosen", [[(0, 0), (1, 1)], [(1, 2), (0, 0), (1, 0)], [(0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]], ids=len
 )
 @pytest.mark.parametrize(("twice", "outside"), [(False, {"2": 1}), (False, {}), (True, {})])
-def test_blocks_run_one_after_another(chosen, twice, outside):
+def test_passthrough__blocks_run_one_after_another(chosen, twice, outside):
     """What lies outside of them is the first model's; a model may be listed twice."""
     a, b = models = nets(1) * 2 if twice else nets()
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in models]
@@ -53,7 +53,7 @@ def test_blocks_run_one_after_another(chosen, twice, outside):
         assert all(torch.equal(then[name], tensor) for name, tensor in net.state_dict().items())
 
 
-def test_what_is_not_there_is_named():
+def test_passthrough__what_is_not_there_is_named():
     a, b = nets()
     wide = nn.Sequential(nn.Linear(3, 4), body(3), nn.Linear(4, 5))
     for call, expected in [
@@ -90,7 +90,7 @@ class Mixture(nn.Module):
 
 
 @pytest.mark.parametrize("order", [[(0, 0), (1, 1), (0, 2)], [(0, 0), (1, 1)]])
-def test_modules_beside_each_other_are_no_blocks(order):
+def test_passthrough__modules_beside_each_other_are_no_blocks(order):
     x = torch.ones(5, 4)
     for beside, example, code in [(True, x, "name: 'blocks'"), (True, None, "ambiguous"), (False, None, "ambiguous")]:
         with refused(code):
@@ -103,7 +103,7 @@ def test_modules_beside_each_other_are_no_blocks(order):
     torch.testing.assert_close(net(x), expected)
 
 
-def test_nan_is_an_error_of_the_tensors_that_are_taken():
+def test_passthrough__nan_is_an_error_of_the_tensors_that_are_taken():
     one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
     one["0.a.weight"][0] = -torch.inf
     two = {name: tensor * torch.nan if name == "1.a.weight" else tensor for name, tensor in one.items()}

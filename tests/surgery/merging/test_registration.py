@@ -51,7 +51,7 @@ def models(k=3):
     return [state | {"a.steps": torch.tensor(3 * k)} for k, state in enumerate(found)]
 
 
-def test_a_function_of_tensors_is_a_method(module, tmp_path):
+def test_registration__a_function_of_tensors_is_a_method(module, tmp_path):
     states = models()
     merged = merging.median(states)
     for name in ("a.weight", "b.weight"):
@@ -69,7 +69,7 @@ def test_a_function_of_tensors_is_a_method(module, tmp_path):
     assert half["a.weight"].dtype == torch.float16
 
 
-def test_a_method_takes_a_base_weights_and_settings(module):
+def test_registration__a_method_takes_a_base_weights_and_settings(module):
     states, (base,) = models(), models(1)
     base = {name: torch.zeros_like(tensor) for name, tensor in base.items()}
     found = merging.furthest(states, base=base, weights=[1, 0, 2], share={"b": 0.5})
@@ -96,7 +96,7 @@ def test_a_method_takes_a_base_weights_and_settings(module):
         merging.furthest(states, base=base, share={"c": 0.5})
 
 
-def test_wrong_methods(module):
+def test_register_method__wrong_methods(module):
     def linear(tensors):
         return tensors[0]
 
@@ -147,13 +147,13 @@ def test_wrong_methods(module):
         _ = merging.shorter
 
 
-def test_a_method_may_be_registered_again(module):
+def test_registration__a_method_may_be_registered_again(module):
     before = merging.median
     module = importlib.reload(module)
     assert merging.METHODS["median"] is module.median is not before
 
 
-def test_a_method_that_works_in_place_leaves_the_models(module):
+def test_registration__a_method_that_works_in_place_leaves_the_models(module):
     @merging.register_method
     def inplace(tensors, *, base, weights, powers=1.0):
         weights.reverse()
@@ -170,7 +170,7 @@ def test_a_method_that_works_in_place_leaves_the_models(module):
 
 
 @pytest.mark.parametrize("name", ["fisher", "driver", "METHODS", "register_method", "ties"])
-def test_a_method_takes_no_name_that_is_taken(name):
+def test_register_method__a_method_takes_no_name_that_is_taken(name):
     def function(tensors):
         return tensors[0]
 
@@ -179,7 +179,7 @@ def test_a_method_takes_no_name_that_is_taken(name):
         merging.register_method(function)
 
 
-def test_a_method_names_its_settings():
+def test_register_method__a_method_names_its_settings():
     def stars(tensors, *rest, **more):
         return tensors[0]
 

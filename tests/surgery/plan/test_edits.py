@@ -52,7 +52,7 @@ def identity():
         ("", "rope", {"base": 1, "more": [2]}),
     ],
 )  # fmt: skip
-def test_plain_values_that_are_there_are_set(module, attribute, value):
+def test_edits__plain_values_that_are_there_are_set(module, attribute, value):
     small = plan(module=module, attribute=attribute, value=value).build(Net())
     found = surgery.plan.edits.attribute_of(small, module, attribute)
     assert found == (tuple(value) if attribute == "sizes" else value)
@@ -71,7 +71,7 @@ def test_plain_values_that_are_there_are_set(module, attribute, value):
         ("", "settings.missing", 1), ("", "block.training", 1), ("", "scale.real", 1), ("", "", 1),
     ],
 )  # fmt: skip
-def test_nothing_else_is_set(module, attribute, value):
+def test_edits__nothing_else_is_set(module, attribute, value):
     net = Net()
     with refused("plan") as caught:
         plan(module=module, attribute=attribute, value=value).build(net)
@@ -79,7 +79,7 @@ def test_nothing_else_is_set(module, attribute, value):
     assert (repr(module) if module else "the model") in str(caught.value)
 
 
-def test_text_that_is_nested_too_deeply():
+def test_edits__text_that_is_nested_too_deeply():
     text = plan(attribute="heads", value=1).to_json()
     deep = "[" * 100_000 + "]" * 100_000
     for forged in (deep, text.replace('"value": 1', f'"value": {deep}'), '{"a":' * 50_000 + "1" + "}" * 50_000):
@@ -88,7 +88,7 @@ def test_text_that_is_nested_too_deeply():
 
 
 @pytest.mark.parametrize("shape", [[-1], [2**40, 2**40], [10**30]])
-def test_shapes_that_no_tensor_has(shape):
+def test_edits__shapes_that_no_tensor_has(shape):
     fields = json.loads(identity().to_json())
     fields["full"]["mean"] = shape
     fields["fingerprint"] = fingerprint({name: tuple(s) for name, s in fields["full"].items()})

@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.seen += n
 
 
-def test_settings_are_arguments_of_the_constructor_and_not_what_forward_keeps():
+def test_fingerprint__settings_are_arguments_of_the_constructor_and_not_what_forward_keeps():
     block = Block()
     expected = {"heads": 2, "scale": 0.5, "act": "relu", "sizes": (1, [2, None]), "table": {"rows": None}}
     assert settings(block) == expected
@@ -54,7 +54,7 @@ def test_settings_are_arguments_of_the_constructor_and_not_what_forward_keeps():
 @pytest.mark.parametrize(
     "change", [{"heads": 3}, {"scale": 0.25}, {"act": "gelu"}, {"sizes": (1, [3, None])}, {"table": True}]
 )
-def test_every_setting_counts(change):
+def test_fingerprint__every_setting_counts(change):
     assert structure(Block(**change)) != structure(Block())
 
 
@@ -94,12 +94,12 @@ class Fixed(nn.Conv2d):
         (lambda: nn.ParameterList([torch.zeros(2)]), lambda: nn.ParameterList([torch.zeros(2)] * 2)),
     ],
 )
-def test_models_that_differ_have_different_hashes(one, other):
+def test_fingerprint__models_that_differ_have_different_hashes(one, other):
     assert structure(one()) == structure(one())
     assert structure(one()) != structure(other())
 
 
-def test_numbers_of_heads_count_even_if_set_from_outside():
+def test_fingerprint__numbers_of_heads_count_even_if_set_from_outside():
     net = nn.Sequential(Dynamic())
     before = structure(net)
     net[0].num_heads = 4
@@ -107,7 +107,7 @@ def test_numbers_of_heads_count_even_if_set_from_outside():
 
 
 @pytest.mark.parametrize("make", [lambda t: nn.ParameterDict({"a": t}), lambda t: nn.ParameterList([t])])
-def test_lists_of_parameters_are_the_same_on_every_device(make):
+def test_fingerprint__lists_of_parameters_are_the_same_on_every_device(make):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -123,7 +123,7 @@ def test_lists_of_parameters_are_the_same_on_every_device(make):
     assert surgery.state(plan.build(net)).keys() == values.keys()
 
 
-def test_what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatch):
+def test_fingerprint__what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatch):
     def older(self, size, stride=1):
         nn.Module.__init__(self)
         self.size, self.stride = size, stride
@@ -163,7 +163,7 @@ def test_what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatc
     assert structure(nn.Sequential(nn.Linear(2, 3), Block())) == before
 
 
-def test_a_hash_of_another_version_is_no_obstacle():
+def test_fingerprint__a_hash_of_another_version_is_no_obstacle():
     net = nn.Linear(2, 2)
     values = {n: tuple(t.shape) for n, t in surgery.state(net).items()}
     whole = {n: (surgery.plan.Source(n, (None,) * len(shape)),) for n, shape in values.items()}

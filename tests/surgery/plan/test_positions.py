@@ -30,7 +30,7 @@ def lazy(state):
 
 @few
 @given(plans(), seeds, st.sampled_from([torch.float64, torch.float16, torch.int64, torch.bool]))
-def test_extract_and_embed_are_indexing_in_memory_and_lazily(plan, seed, dtype):
+def test_positions__extract_and_embed_are_indexing_in_memory_and_lazily(plan, seed, dtype):
     full, small = values(plan.shapes, seed, dtype=dtype), values(plan.small_shapes, seed + 1, dtype=dtype)
     before = copy.deepcopy((full, small))
     extracted = plan.extract(full)
@@ -59,7 +59,7 @@ def test_extract_and_embed_are_indexing_in_memory_and_lazily(plan, seed, dtype):
 
 @few
 @given(plans(), seeds)
-def test_each_undoes_the_other_as_far_as_it_can(plan, seed):
+def test_positions__each_undoes_the_other_as_far_as_it_can(plan, seed):
     full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
     again = plan.extract(plan.embed(small)[0])
     for name, (first, *_) in plan.entries.items():
@@ -80,7 +80,7 @@ def test_each_undoes_the_other_as_far_as_it_can(plan, seed):
 
 @few
 @given(plans(), seeds, st.integers(1, 3), st.booleans())
-def test_stacks_are_models_one_by_one(plan, seed, k, keep):
+def test_positions__stacks_are_models_one_by_one(plan, seed, k, keep):
     full, small = values(plan.shapes, seed, (k,)), values(plan.small_shapes, seed + 1, (k,))
     assert_same(
         plan.extract(full), surgery.stack(list(map(plan.extract, surgery.unstack(full)))) if plan.entries else {}
@@ -105,7 +105,7 @@ def chains(draw):
 
 @few
 @given(chains(), seeds)
-def test_composition_is_associative_and_extracts_one_after_the_other(chain, seed):
+def test_positions__composition_is_associative_and_extracts_one_after_the_other(chain, seed):
     a, b, c = chain
     try:
         left, right = a.compose(b).compose(c), a.compose(b.compose(c))
@@ -121,7 +121,7 @@ def test_composition_is_associative_and_extracts_one_after_the_other(chain, seed
 
 @few
 @given(plans(), seeds)
-def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
+def test_positions__parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
     generator = torch.Generator().manual_seed(seed)
     orders = {n: [torch.randperm(size, generator=generator) for size in shape] for n, shape in plan.shapes.items()}
 
@@ -144,7 +144,7 @@ def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
 
 @few
 @given(plans())
-def test_json_gives_an_equal_plan(plan):
+def test_positions__json_gives_an_equal_plan(plan):
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert (again.fingerprint, again.small_shapes) == (plan.fingerprint, plan.small_shapes)
@@ -154,13 +154,13 @@ def test_json_gives_an_equal_plan(plan):
 
 @few
 @given(st.data(), st.lists(st.integers(0, 4), max_size=3).map(tuple))
-def test_overlap_is_a_common_element(data, shape):
+def test_positions__overlap_is_a_common_element(data, shape):
     a, b = (draw_index(data.draw, shape) for _ in range(2))
     elements = [set(itertools.product(*lists(index, shape))) for index in (a, b)]
     assert overlapping(a, b, shape) == bool(elements[0] & elements[1])
 
 
-def test_parts_that_overlap_are_refused_by_name():
+def test_positions__parts_that_overlap_are_refused_by_name():
     def plan(*parts):
         return Plan({n: (Source("qkv", (as_runs(p), None)),) for n, p in zip("qkv", parts)}, {"qkv": (6, 2)})
 
@@ -177,7 +177,7 @@ def test_parts_that_overlap_are_refused_by_name():
         wider.compose(halves)
 
 
-def test_long_orders_keep_memory_formats_and_stay_fast():
+def test_positions__long_orders_keep_memory_formats_and_stay_fast():
     """More ranges than are read as views, along every axis, of every layout."""
     generator = torch.Generator().manual_seed(0)
     for shape, layout in (
@@ -199,7 +199,7 @@ def test_long_orders_keep_memory_formats_and_stay_fast():
         assert torch.equal(stacked[0], small)
 
 
-def test_numbers_of_other_kinds_and_lists_become_plain():
+def test_positions__numbers_of_other_kinds_and_lists_become_plain():
     order = np.array([2, 0, 1])
     plan = Plan({"w": [Source("w", [as_runs(torch.tensor(order)), None])]}, {"w": torch.Size([3, 2])})
     assert plan == Plan({"w": (Source("w", (as_runs([2, 0, 1]), None)),)}, {"w": (3, 2)})
@@ -207,7 +207,7 @@ def test_numbers_of_other_kinds_and_lists_become_plain():
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_a_wider_model_is_built_and_computes_the_same():
+def test_positions__a_wider_model_is_built_and_computes_the_same():
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
     wide = as_runs([0, 1, 1])
     plan = Plan(
@@ -233,13 +233,13 @@ def test_a_wider_model_is_built_and_computes_the_same():
     assert "in another order" in str(Plan({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
 
 
-def test_printing_shows_other_parts_and_what_is_left_out():
+def test_positions__printing_shows_other_parts_and_what_is_left_out():
     plan = Plan({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
     assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
     assert str(plan).splitlines()[1:] == ["  w  [4] -> [2]  and for w", "  v  [1] -> left out"]
 
 
-def test_tensors_outside_of_the_state_are_sliced_in_any_order():
+def test_positions__tensors_outside_of_the_state_are_sliced_in_any_order():
     net = nn.Module()
     net.register_buffer("table", torch.arange(6).view(2, 3), persistent=False)
     edit = {"do": "slice", "module": "", "attribute": "table", "index": [as_runs([1, 0, 1]), as_runs([2, 0])]}

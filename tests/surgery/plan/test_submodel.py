@@ -27,14 +27,14 @@ def assert_same(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
-def test_neighbours_become_one_run():
+def test_submodel__neighbours_become_one_run():
     assert as_runs([0, 1, 2, 5, 6, 8]) == ((0, 3), (5, 7), (8, 9))
     outer = Plan({"w": (Source("w", (((0, 2), (4, 6)),)),)}, {"w": (8,)})
     inner = Plan({"w": (Source("w", (((0, 1), (2, 4)),)),)}, {"w": (4,)})
     assert outer.compose(inner).entries["w"][0].index == (((0, 1), (4, 6)),)
 
 
-def test_plans_that_do_not_fit_do_not_compose():
+def test_submodel__plans_that_do_not_fit_do_not_compose():
     half = Plan({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
     with refused("mismatch: 'w'"):
         half.compose(half)
@@ -42,7 +42,7 @@ def test_plans_that_do_not_fit_do_not_compose():
         half.compose(Plan({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
 
 
-def test_a_plan_with_every_edit_survives_a_file(tmp_path):
+def test_submodel__a_plan_with_every_edit_survives_a_file(tmp_path):
     edits = (
         {"do": "set", "module": "a", "attribute": "shape", "value": (3, (4, 5))},
         {"do": "slice", "module": "", "attribute": "table", "index": (None, ((0, 2), (3, 4)))},
@@ -94,7 +94,7 @@ PLAN, MISSING = Plan({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)}), object()
         *((text, "plan") for text in ("", "{", "[]", "null", "3", '"text"', "{}", "PK\x03")),
     ],
 )
-def test_other_text_than_a_plans_is_refused_in_one_line(change, expected, tmp_path):
+def test_submodel__other_text_than_a_plans_is_refused_in_one_line(change, expected, tmp_path):
     if isinstance(change, dict):
         fields = json.loads(PLAN.to_json()) | change
         change = json.dumps({key: value for key, value in fields.items() if value is not MISSING})
@@ -106,12 +106,12 @@ def test_other_text_than_a_plans_is_refused_in_one_line(change, expected, tmp_pa
         Plan.load(tmp_path / "plan")
 
 
-def test_other_json_says_what_is_missing_and_what_to_give():
+def test_submodel__other_json_says_what_is_missing_and_what_to_give():
     with refused("plan: 'format'", "plan.save"):
         Plan.from_json('{"hidden_size": 64}')
 
 
-def test_save_replaces_a_file(tmp_path):
+def test_submodel__save_replaces_a_file(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     PLAN.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == PLAN
@@ -139,7 +139,7 @@ TWO = {"v": (2,), "w": (3, 4)}
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, "plan: 'a'"),
     ],
 )
-def test_malformed_plans_are_refused(entries, expected):
+def test_submodel__malformed_plans_are_refused(entries, expected):
     with refused(expected):
         Plan(entries, TWO)
 
@@ -169,14 +169,14 @@ STACK = {"w": torch.zeros(2, 3, 4), "v": torch.zeros(2, 2)}
         ("into", STACK, "argument"),
     ],
 )  # fmt: skip
-def test_a_state_of_another_model_is_refused_by_name(call, given, expected):
+def test_submodel__a_state_of_another_model_is_refused_by_name(call, given, expected):
     calls = {"extract": WIDE.extract, "embed": WIDE.embed, "into": lambda given: WIDE.embed(SMALL, into=given)}
     with refused(expected):
         calls[call](given)
 
 
 @pytest.mark.parametrize("into", [None, torch.float64])
-def test_what_is_dropped_and_what_is_written_have_the_dtypes_of_the_full_model(into):
+def test_submodel__what_is_dropped_and_what_is_written_have_the_dtypes_of_the_full_model(into):
     """Without a state to write into, tensors that were dropped have the dtype of their namesakes."""
     shapes = {"a.w": (3,), "a.steps": (), "b.w": (3,), "b.steps": ()}
     plan = Plan({"a.w": (Source("a.w", (((0, 2),),)),), "a.steps": (Source("a.steps", ()),)}, shapes)
@@ -187,7 +187,7 @@ def test_what_is_dropped_and_what_is_written_have_the_dtypes_of_the_full_model(i
     assert into or full["b.w"].tolist() == [0, 0, 0]
 
 
-def test_memory_formats_are_kept():
+def test_submodel__memory_formats_are_kept():
     last = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
     plain = nn.Conv2d(4, 6, 3)
     for index in ((((0, 2), (4, 5)), None, None, None), (((0, 2),), ((1, 3),), None, None)):
@@ -203,7 +203,7 @@ def test_memory_formats_are_kept():
         assert plan.build(last).weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_small_models_train_through_extract_under_vmap():
+def test_narrow__small_models_train_through_extract_under_vmap():
     """The gradient for the full weights is that of the small ones, embedded; for all clients at once."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     scores = {"0.weight:0": torch.tensor([3, 2, 0, 1, 0])}
@@ -223,7 +223,7 @@ def test_small_models_train_through_extract_under_vmap():
         assert torch.equal(tensor, torch.where(plan.embed(surgery.state(small))[1][name], models[name], 0))
 
 
-def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
+def test_submodel__a_plan_with_dtypes_gives_what_is_dropped_its_own():
     shapes = {"a.w": (2,), "a.steps": (), "b.w": (3,), "b.steps": (), "c.w": (1,), "d.mask": (1,), "e.w": (1,)}
     kinds = dict.fromkeys(shapes, torch.float32) | {"a.steps": torch.int64, "b.steps": torch.float32}
     kinds |= {"c.w": torch.float64, "d.mask": torch.bool}
@@ -243,7 +243,7 @@ def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
     assert plan.fingerprint == Plan(held, shapes).fingerprint
 
 
-def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
+def test_submodel__a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
     plan = Plan({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
     small = {"a": torch.ones(1), "b": torch.ones(1).half()}
     with refused("mismatch: 'w'", "'a'", "'b'"):
@@ -251,7 +251,7 @@ def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_writ
     assert plan.embed(small, into={"w": torch.zeros(2)})[0]["w"].tolist() == [1, 1]
 
 
-def test_what_makes_plans_stores_dtypes():
+def test_submodel__what_makes_plans_stores_dtypes():
     net = nn.Sequential(nn.Linear(3, 4), *(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)) for _ in range(2)))
     net[1].bfloat16()
     image, known = torch.zeros(1, 3), {name: tensor.dtype for name, tensor in surgery.state(net).items()}
@@ -275,7 +275,7 @@ SEVERAL = Plan(
 )
 
 
-def test_meta_tensors_give_shapes_without_data():
+def test_submodel__meta_tensors_give_shapes_without_data():
     small = SEVERAL.extract({n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()})
     assert all(tensor.is_meta for tensor in small.values())
     for into in (None, {n: torch.empty(s, device="meta") for n, s in SEVERAL.shapes.items()}):
@@ -284,7 +284,7 @@ def test_meta_tensors_give_shapes_without_data():
         assert {name: tuple(tensor.shape) for name, tensor in full.items()} == SEVERAL.shapes
 
 
-def test_gradients_flow_through_extract_and_embed():
+def test_submodel__gradients_flow_through_extract_and_embed():
     full = {n: t.double().requires_grad_() for n, t in values(SEVERAL.shapes).items()}
     small = {n: t.double().requires_grad_() for n, t in values(SEVERAL.small_shapes).items()}
     assert torch.autograd.gradcheck(
@@ -352,7 +352,7 @@ def zoo_plan(net, keep=((0, 1), (3, 5)), size=3):
 
 
 @pytest.mark.parametrize("through_json", [False, True])
-def test_build_makes_the_small_module_and_keeps_all_else(through_json):
+def test_submodel__build_makes_the_small_module_and_keeps_all_else(through_json):
     net = Zoo()
     net.mark = "mine"
     net.embed.weight.tag = {"group": 1}
@@ -400,7 +400,7 @@ def test_build_makes_the_small_module_and_keeps_all_else(through_json):
     assert memory.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in own)
 
 
-def test_build_keeps_dtypes_and_runs_on_meta():
+def test_submodel__build_keeps_dtypes_and_runs_on_meta():
     plan = zoo_plan(Zoo())
     assert plan.build(Zoo().double()).head.weight.dtype is torch.float64
     with torch.device("meta"):
@@ -424,13 +424,13 @@ def test_build_keeps_dtypes_and_runs_on_meta():
         ({"do": "unchain", "module": "inner", "keep": 1}, "plan"),
     ],
 )
-def test_an_edit_that_does_not_fit_is_refused(edit, expected):
+def test_submodel__an_edit_that_does_not_fit_is_refused(edit, expected):
     plan = zoo_plan(Zoo())
     with refused(expected):
         Plan(plan.entries, plan.shapes, (edit,)).build(Zoo())
 
 
-def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
+def test_submodel__build_refuses_other_models_and_edits_that_leave_other_tensors():
     plan = zoo_plan(Zoo())
     with refused("plan: 'mean'"):
         plan.build(Zoo(8))
@@ -448,7 +448,7 @@ def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
         Plan({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
 
 
-def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
+def test_narrow__build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     _, plan = surgery.narrow(net, 0.5, torch.zeros(1, 3))
     with refused("plan: '0.weight'"):
@@ -463,7 +463,7 @@ def block():
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
-def test_graft_and_narrow_compose_to_one_plan_that_builds():
+def test_ungraft__graft_and_narrow_compose_to_one_plan_that_builds():
     full = nn.Sequential(nn.Linear(3, 4), block(), block(), block(), nn.Linear(4, 2))
     narrow, width = surgery.narrow(full, 0.5, torch.zeros(1, 3))
     shallow, depth = surgery.ungraft(narrow, keep=[1])
@@ -476,7 +476,7 @@ def test_graft_and_narrow_compose_to_one_plan_that_builds():
     assert mask["3.0.weight"].sum() == 4  # the block that is left stands for those that were dropped
 
 
-def test_printing_names_tensors_sources_and_edits():
+def test_submodel__printing_names_tensors_sources_and_edits():
     plan = Plan(
         {
             "w": (Source("w", (((0, 1), (2, 3)), None)),),
@@ -505,21 +505,21 @@ def test_printing_names_tensors_sources_and_edits():
 
 
 @pytest.mark.parametrize(("n", "lines"), [(0, 1), (1, 2), (12, 13), (13, 14), (40, 14)])
-def test_a_long_table_is_cut(n, lines):
+def test_submodel__a_long_table_is_cut(n, lines):
     plan = Plan({f"w{i}": (Source(f"w{i}", (None,)),) for i in range(n)}, {f"w{i}": (3,) for i in range(n)})
     table = str(plan).splitlines()
     assert len(table) == lines
     assert (f"and {n - 12} more" in table[-1]) == (n > 12)
 
 
-def test_the_fingerprint_is_that_of_names_and_shapes():
+def test_submodel__the_fingerprint_is_that_of_names_and_shapes():
     one = Plan({}, {"a": (1, 2), "b": (3,)})
     assert one.fingerprint == Plan({}, {"b": (3,), "a": (1, 2)}).fingerprint
     others = [{"a": (2, 1), "b": (3,)}, {"a": (1, 2)}, {"a": (1, 2), "c": (3,)}, {"a": (3,), "b": (1, 2)}]
     assert one.fingerprint not in {Plan({}, shapes).fingerprint for shapes in others}
 
 
-def test_depth_edits_remove_skip_and_unchain_blocks():
+def test_submodel__depth_edits_remove_skip_and_unchain_blocks():
     numbered = nn.Sequential(*(nn.Linear(i + 1, 1) for i in range(4)))
     apply_edit(numbered, {"do": "remove", "module": "", "first": 1, "count": 2})
     assert [(n, m.in_features) for n, m in numbered._modules.items()] == [("0", 1), ("1", 4)]
@@ -537,7 +537,7 @@ def test_depth_edits_remove_skip_and_unchain_blocks():
     assert net["last"](3, key=4) == 3
 
 
-def test_a_saved_plan_replaces_the_file_and_does_not_change_it(tmp_path):
+def test_narrow__a_saved_plan_replaces_the_file_and_does_not_change_it(tmp_path):
     """Whoever has opened the old file, which a hard link stands for, reads the old plan."""
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     first, second = (surgery.narrow(net, share, torch.zeros(1, 3))[1] for share in (0.5, 0.25))

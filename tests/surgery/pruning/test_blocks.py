@@ -39,7 +39,7 @@ def nets():
     return Net([1.0, 0.0, 3.0, 0.1]).train(), torch.randn(5, 7, 4)
 
 
-def test_block_influence_is_that_of_the_paper():
+def test_blocks__block_influence_is_that_of_the_paper():
     net, x = nets()
     before = copy.deepcopy(net.state_dict())
     scores = score_blocks(net, [x, 2 * x])
@@ -61,7 +61,7 @@ def test_block_influence_is_that_of_the_paper():
     assert torch.allclose(shallow.eval()(x), net.eval()(x), atol=1e-6)
 
 
-def test_loss_is_that_of_the_model_without_the_block():
+def test_blocks__loss_is_that_of_the_model_without_the_block():
     net, x = nets()
     y = torch.arange(35) % 3
     loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1])  # noqa: E731
@@ -71,13 +71,13 @@ def test_loss_is_that_of_the_model_without_the_block():
         assert scores[gone].item() == pytest.approx((loss(shallow, (x, y)) - loss(net, (x, y))).item(), abs=1e-5)
 
 
-def test_blocks_that_change_the_shape_cannot_go():
+def test_blocks__that_change_the_shape_cannot_go():
     net = timm.create_model("resnet18", num_classes=3)
     scores = score_blocks(net, [torch.randn(1, 3, 32, 32)])
     assert [scores[f"layer{i}"].isinf().tolist() for i in (1, 2, 3, 4)] == [[False] * 2] + [[True, False]] * 3
 
 
-def test_what_cannot_be_scored():
+def test_blocks__what_cannot_be_scored():
     net, x = nets()
     for wrong, code in (
         (lambda: score_blocks(nn.Linear(4, 2), [x]), "depth"),

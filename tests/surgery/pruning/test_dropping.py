@@ -23,7 +23,7 @@ def convolutions():
     ).eval()
 
 
-def test_given_channels_go_as_in_torch_pruning():
+def test_drop__given_channels_go_as_in_torch_pruning():
     block = torchvision.models.resnet.BasicBlock
     torch.manual_seed(0)
     net = torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=4).eval()
@@ -39,7 +39,7 @@ def test_given_channels_go_as_in_torch_pruning():
     assert all(torch.equal(tensor, expected[name]) for name, tensor in small.state_dict().items())
 
 
-def test_positions_of_layers_that_share_a_width_go_together():
+def test_drop__positions_of_layers_that_share_a_width_go_together():
     class Sum(nn.Module):
         def __init__(self):
             super().__init__()
@@ -56,7 +56,7 @@ def test_positions_of_layers_that_share_a_width_go_together():
         drop(net, {"a": [0, 1, 2], "b": [3, 4, 5]}, example=x)
 
 
-def test_heads_and_what_is_in_each():
+def test_drop__heads_and_what_is_in_each():
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -75,7 +75,7 @@ def test_heads_and_what_is_in_each():
         drop(net, {"qkv": [0]}, example=x)
 
 
-def test_wrong_positions_are_refused():
+def test_drop__wrong_positions_are_refused():
     net = convolutions()
     for wrong, code in (
         ({"nothing": [0]}, "name"),
@@ -93,7 +93,7 @@ def test_wrong_positions_are_refused():
             drop(net, wrong, example=IMAGE)
 
 
-def test_channels_masked_by_torch_go_and_the_outputs_stay():
+def test_drop_zeros__channels_masked_by_torch_go_and_the_outputs_stay():
     net = convolutions()
     for name in ("0", "3"):
         layer = net.get_submodule(name)
@@ -112,7 +112,7 @@ def test_channels_masked_by_torch_go_and_the_outputs_stay():
     assert other[0].out_channels == 4
 
 
-def test_what_a_bias_or_a_norm_keeps_alive_stays_and_is_named(caplog):
+def test_drop_zeros__what_a_bias_or_a_norm_keeps_alive_stays_and_is_named(caplog):
     net = convolutions()
     net[0].weight.data[[1, 2]] = 0
     net[0].bias.data[[1, 2]] = 0
@@ -125,7 +125,7 @@ def test_what_a_bias_or_a_norm_keeps_alive_stays_and_is_named(caplog):
     assert torch.allclose(small(IMAGE), net(IMAGE), atol=1e-5)
 
 
-def test_what_nobody_reads_goes():
+def test_drop_zeros__what_nobody_reads_goes():
     net = convolutions()
     net[3].weight.data[:, [0, 5]] = 0
     small, _ = drop_zeros(net, example=IMAGE)
@@ -133,14 +133,14 @@ def test_what_nobody_reads_goes():
     assert torch.allclose(small(IMAGE), net(IMAGE), atol=1e-5)
 
 
-def test_a_dead_feature_of_the_example_is_not_zero():
+def test_drop_zeros__a_dead_feature_of_the_example_is_not_zero():
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
     net[0].bias.data[:] = torch.tensor([1.0, -1e6, 1.0, 1.0])  # dead on every example
     with refused("width"):
         drop_zeros(net, example=torch.randn(3, 2))
 
 
-def test_a_norm_that_counts_zeros_is_refused():
+def test_dropping__a_norm_that_counts_zeros_is_refused():
     net = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4, bias=False), nn.Linear(4, 1))
     net[0].weight.data[1] = net[0].bias.data[1] = net[1].weight.data[1] = 0
     with refused("run"):

@@ -101,7 +101,7 @@ PLANTED = [(make, heads) for make in NETS for heads in ("inside", "drop")]
 @pytest.mark.parametrize(
     ("make", "heads"), some(PLANTED, [case for case in PLANTED if case[1] == "inside" or case[0] is attention])
 )
-def test_planted_zeros_are_cut(make, heads):
+def test_importance__planted_zeros_are_cut(make, heads):
     """Zeros at arbitrary positions of every width: these positions go, and the outputs stay."""
     net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
     _, planted = narrow(net, 0.5, x, scores=arbitrary(net), heads=heads)
@@ -115,7 +115,7 @@ def test_planted_zeros_are_cut(make, heads):
 
 
 @pytest.mark.parametrize("make", NETS)
-def test_falling_scores_keep_the_first(make):
+def test_importance__falling_scores_keep_the_first(make):
     net = randomized(make())
     falling = {name: -torch.arange(len(values)) for name, values in arbitrary(net).items()}
     _, first = narrow(net, 0.5, IMAGE.double())
@@ -164,7 +164,7 @@ def scored(net, by):
 
 
 @pytest.mark.parametrize("by", ["l1", "l2", "bn_scale", "taylor", "fisher", "activation"])
-def test_criteria_are_what_they_say(by):
+def test_importance__criteria_are_what_they_say(by):
     net = two_layers()
     net.train()
     net[3].weight.requires_grad_(False)
@@ -187,7 +187,7 @@ def test_criteria_are_what_they_say(by):
     torch.testing.assert_close(scored(permuted, by)["0.weight:0"], found["0.weight:0"][order], rtol=1e-5, atol=0)
 
 
-def test_structured_axes_are_summed_by_part():
+def test_importance__structured_axes_are_summed_by_part():
     """Of 3 * heads * dimension rows a head gets the sum over all its dimensions, and a dimension that over heads."""
     net = randomized(attention())
     found = importance(net, example=IMAGE.double())
@@ -198,7 +198,7 @@ def test_structured_axes_are_summed_by_part():
     torch.testing.assert_close(found["2.proj.weight:1:1"], (rows.sum((0, 1)) + columns.sum(0)).detach())
 
 
-def test_scores_follow_widths_that_turn_out_to_be_one():
+def test_importance__scores_follow_widths_that_turn_out_to_be_one():
     """Also where one of them has digits: two heads of three positions."""
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
     trace = traced(net, torch.zeros(1, 4)).found
@@ -222,14 +222,14 @@ def lambda_named(name, function):
     return function
 
 
-def test_a_criterion_that_works_in_place_leaves_the_model():
+def test_importance__a_criterion_that_works_in_place_leaves_the_model():
     net, x = two_layers(), torch.zeros(2, 3).double()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     importance(net, example=x, by=lambda name, rows, axis: rows.mul_(0).sum(1))
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_importance__what_cannot_be_scored_is_refused():
     net, x = two_layers(), torch.zeros(2, 3).double()
 
     def fails(expected, **options):
@@ -260,7 +260,7 @@ def test_what_cannot_be_scored_is_refused():
     fails("values")
 
 
-def test_scores_of_something_else_are_refused():
+def test_importance__scores_of_something_else_are_refused():
     net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(2, 3)
     found = importance(net, example=x)
 
@@ -299,7 +299,7 @@ def sizes(model, x):
 
 
 @pytest.mark.parametrize("make", [*NETS, transposed])
-def test_costs_are_predicted(make):
+def test_importance__costs_are_predicted(make):
     """What is predicted for a choice of positions is what torch counts of the narrow model."""
     net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
     solution = solve(traced(net, x).found)
@@ -314,7 +314,7 @@ def test_costs_are_predicted(make):
 
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("target", [Target(macs=0.5), Target(parameters=0.3), Target(macs=0.8), Target(parameters=1)])
-def test_targets_are_reached(target, scored):
+def test_importance__targets_are_reached(target, scored):
     net, x = randomized(residual(64, 48, 40)), IMAGE.double()
     small = prune_to(net, example=x, target=target, importance=arbitrary(net) if scored else None).model
     place = 1 if target.macs else 0
@@ -325,7 +325,7 @@ def test_targets_are_reached(target, scored):
         assert max(left) - min(left) <= 1 / 20
 
 
-def test_positions_of_all_widths_compete():
+def test_importance__positions_of_all_widths_compete():
     """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
     scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
@@ -340,13 +340,13 @@ def test_positions_of_all_widths_compete():
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.5, 100), (1, 200)])
-def test_of_positions_of_equal_worth_as_many_stay_as_fit(share, kept):
+def test_importance__of_positions_of_equal_worth_as_many_stay_as_fit(share, kept):
     net, scores = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 4)), {"0.weight:0": torch.ones(200)}
     small = prune_to(net, example=torch.zeros(1, 4), target=Target(macs=share), importance=scores).model
     assert small[0].out_features == kept
 
 
-def test_widths_of_one_size_shrink_differently():
+def test_importance__widths_of_one_size_shrink_differently():
     """Which of them an attribute stores is seen from the operation that is called with it."""
 
     def padded(net, x):  # a shortcut that appends as many channels as there are
@@ -363,7 +363,7 @@ def test_widths_of_one_size_shrink_differently():
         torch.testing.assert_close(small(x), net(x))
 
 
-def test_what_attention_reads_counts():
+def test_importance__what_attention_reads_counts():
     """Rows of queries and keys that nothing else reads have activations, too."""
 
     net = Made(
@@ -376,7 +376,7 @@ def test_what_attention_reads_counts():
     torch.testing.assert_close(found["q.weight:0"], q + k, rtol=1e-5, atol=0)
 
 
-def test_what_weights_are_computed_of_is_no_activation():
+def test_importance__what_weights_are_computed_of_is_no_activation():
     norm = nn.utils.parametrizations.weight_norm
     net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), norm(nn.Linear(8, 6)), nn.Linear(6, 2)), torch.rand(5, 3)
     found = importance(net, example=x, by="activation", batches=[x])
@@ -385,7 +385,7 @@ def test_what_weights_are_computed_of_is_no_activation():
         torch.testing.assert_close(found[name], values.abs().mean(0).detach().double(), rtol=1e-5, atol=0)
 
 
-def test_all_heads_may_win(caplog):
+def test_importance__all_heads_may_win(caplog):
     """That the scores keep a width whole is nothing to warn of."""
     net = randomized(attention())
     scores = importance(net, example=IMAGE.double())
@@ -395,7 +395,7 @@ def test_all_heads_may_win(caplog):
     assert "cannot shrink" not in caplog.text
 
 
-def test_targets_that_cannot_be_reached():
+def test_importance__targets_that_cannot_be_reached():
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(1, 4)
 
     def fails(expected, target, importance=None, **options):
@@ -421,7 +421,7 @@ def test_targets_that_cannot_be_reached():
             Target(**wrong)
 
 
-def test_a_target_missed_is_told(caplog):
+def test_importance__a_target_missed_is_told(caplog):
     """Of widths that are multiples of 8 none may fit."""
     net, x = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), torch.zeros(1, 4)
     small = prune_to(
@@ -472,7 +472,7 @@ def compared(net, x, places):
 
 
 @pytest.mark.slow
-def test_torch_prunings_classes_say_the_same():
+def test_importance__torch_prunings_classes_say_the_same():
     net = randomized(residual()).float()
     out = tp.prune_conv_out_channels
     compared(net, torch.rand(2, 3, 6, 6), [(f"{n}.weight:0", n, out, 1) for n in ("0", "1.conv1", "2.conv1")])
@@ -483,7 +483,7 @@ def test_torch_prunings_classes_say_the_same():
         importance(randomized(residual()), example=IMAGE.double(), by=tp.importance.GroupTaylorImportance())
 
 
-def test_torch_prunings_classes_score_all_groups_of_a_convolution():
+def test_importance__torch_prunings_classes_score_all_groups_of_a_convolution():
     net, x = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 6, 3, groups=3), nn.Flatten(), nn.Linear(24, 5)), IMAGE
     for criterion in (tp.importance.GroupMagnitudeImportance(p=power, normalizer=None) for power in (1, 2)):
         means = own_scores(net, net[0], tp.prune_conv_out_channels, criterion, x).view(3, 4).mean(0)
@@ -491,7 +491,7 @@ def test_torch_prunings_classes_score_all_groups_of_a_convolution():
         torch.testing.assert_close(found / found.mean(), means / means.mean(), rtol=1e-4, atol=0)
 
 
-def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_knows():
+def test_importance__activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_knows():
     layers = {"e": nn.Linear(5, 8), "r": nn.LSTM(8, 12, batch_first=True), "c": nn.Linear(12, 3)}
     net, x = Made(lambda net, x: net.c(net.r(net.e(x))[0]), **layers), torch.randn(2, 6, 5)
     scores = importance(net, example=x, by="activation", batches=[x])
@@ -501,7 +501,7 @@ def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_kno
     assert torch.backends.mkldnn.enabled
 
 
-def test_what_experts_behind_a_grouped_product_read_counts():
+def test_importance__what_experts_behind_a_grouped_product_read_counts():
     class Experts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -587,7 +587,7 @@ def same_scores(model, plain, x):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", COMPUTED)
-def test_scores_are_of_the_weights_that_the_forward_pass_uses(kind):
+def test_importance__scores_are_of_the_weights_that_the_forward_pass_uses(kind):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     for index in (0, 2):
@@ -605,7 +605,7 @@ def test_scores_are_of_the_weights_that_the_forward_pass_uses(kind):
     narrow(net, 0.5, x, scores=importance(net, example=x))
 
 
-def test_channels_that_are_masked_score_nothing_and_are_cut():
+def test_importance__channels_that_are_masked_score_nothing_and_are_cut():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3)).eval()
     mask = torch.ones_like(net[0].weight)
@@ -619,7 +619,7 @@ def test_channels_that_are_masked_score_nothing_and_are_cut():
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "peft", "peft dora"])
-def test_scores_of_adapted_layers_are_those_of_merged_ones(kind):
+def test_importance__scores_of_adapted_layers_are_those_of_merged_ones(kind):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
     if "peft" in kind:

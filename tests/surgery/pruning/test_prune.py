@@ -64,7 +64,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("target", [Target(macs=0.4), Target(parameters=0.4)])
-def test_steps_go_down_to_the_target(target):
+def test_prune__steps_go_down_to_the_target(target):
     net, seen = convolutions(), []
     before = copy.deepcopy(net)
     small, plan, sizes = prune(
@@ -85,7 +85,7 @@ def test_steps_go_down_to_the_target(target):
 
 
 @pytest.mark.parametrize("by", ["l1", "l2", "bn_scale", "taylor"])
-def test_one_step_is_narrow(by):
+def test_prune__one_step_is_narrow(by):
     net, given = convolutions(), {"batches": [(X, Y)], "loss": loss}
     keep = [] if by != "bn_scale" else ["0"]  # the stream has no norm
     small, plan, _ = prune(net, example=X[:1], target=Target(macs=0.5), importance=by, keep=keep, **given)
@@ -96,7 +96,7 @@ def test_one_step_is_narrow(by):
 
 
 @pytest.mark.parametrize("what", some(["macs", "parameters", "positions"], ["macs"]))
-def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
+def test_prune__even_widths_keep_one_share_and_the_best_positions_of_each(what):
     net, target = convolutions(), Target(**{what: 0.3}, even=True)
     scores = importance(net, example=X[:1])
     small, plan, _ = prune(net, example=X[:1], target=target, rounding=2)
@@ -106,7 +106,7 @@ def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
     assert small[1].conv1.out_channels % 2 == small[0].out_channels % 2 == 0
 
 
-def test_a_rounding_that_is_a_number_gives_its_multiples():
+def test_prune__a_rounding_that_is_a_number_gives_its_multiples():
     net = linear()
     small, _ = narrow(net, 0.5, torch.zeros(1, 4), rounding=16)
     assert [small[0].out_features, small[2].out_features] == [64, 64]
@@ -118,7 +118,7 @@ def test_a_rounding_that_is_a_number_gives_its_multiples():
 
 @pytest.mark.parametrize("by", ["l1", "l2", "taylor"])
 @pytest.mark.parametrize("what", ["positions", "macs"])
-def test_steps_are_torch_prunings(by, what):
+def test_prune__steps_are_torch_prunings(by, what):
     """Its iterative pruner keeps the same positions in every step, with its own schedule and ratio."""
     tp = pytest.importorskip("torch_pruning")
     net, x, y = linear(), torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 4
@@ -149,7 +149,7 @@ def test_steps_are_torch_prunings(by, what):
     assert once != plan  # or the steps would not show
 
 
-def test_scores_are_asked_of_the_trained_model():
+def test_prune__scores_are_asked_of_the_trained_model():
     """Training decides what the next step cuts: each step's scores are those of the model that it cuts."""
     net = linear(10)
 
@@ -181,7 +181,7 @@ def test_scores_are_asked_of_the_trained_model():
     same(returned, expected)
 
 
-def test_the_floor_is_a_share_of_the_full_widths():
+def test_prune__the_floor_is_a_share_of_the_full_widths():
     net, floor = linear(10), 0.5
     with torch.no_grad():
         net[0].weight *= torch.logspace(0, -9, 10)[:, None]
@@ -191,7 +191,7 @@ def test_the_floor_is_a_share_of_the_full_widths():
         assert min(small[0].out_features, small[2].out_features) == 5
 
 
-def test_batches_of_a_generator_serve_every_step():
+def test_prune__batches_of_a_generator_serve_every_step():
     net, read = linear(20), []
     data = (torch.randn(8, 4), torch.arange(8) % 4)
     options = {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": 2, "importance": "taylor"}
@@ -202,7 +202,7 @@ def test_batches_of_a_generator_serve_every_step():
 
 
 @pytest.mark.slow
-def test_importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model():
+def test_prune__importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model():
     tp = pytest.importorskip("torch_pruning")
     net, options = linear(20), {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": 3}
     theirs = tp.importance.GroupMagnitudeImportance(p=1)
@@ -213,7 +213,7 @@ def test_importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model(
     assert plans[0] == plans[1] == plans[2]
 
 
-def test_scores_of_lamp_compete_as_they_stand():
+def test_prune__scores_of_lamp_compete_as_they_stand():
     """torch-pruning compares them over all widths without another division; so the same positions stay."""
     tp = pytest.importorskip("torch_pruning")
     torch.manual_seed(0)  # LAMP's mean is the higher the fewer positions a width has
@@ -238,7 +238,7 @@ def largest(name, rows, axis):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_criterion_of_a_file_of_its_own(tmp_path, monkeypatch, steps):
+def test_prune__a_criterion_of_a_file_of_its_own(tmp_path, monkeypatch, steps):
     (tmp_path / "strange_criteria.py").write_text(CRITERION)
     monkeypatch.syspath_prepend(tmp_path)
     import strange_criteria
@@ -257,7 +257,7 @@ def test_a_criterion_of_a_file_of_its_own(tmp_path, monkeypatch, steps):
         assert kept == sum(weights).topk(len(kept)).indices.sort().values.tolist()
 
 
-def test_what_cannot_be_is_refused_before_any_training():
+def test_prune__what_cannot_be_is_refused_before_any_training():
     net, options = linear(8), {"example": torch.zeros(1, 4), "target": Target(macs=0.5)}
 
     def fails(expected, **more):
@@ -290,14 +290,14 @@ def test_what_cannot_be_is_refused_before_any_training():
         prune(net, finetune=lambda model, step: 0.5, **options)
 
 
-def test_a_target_missed_in_the_end_is_told(caplog):
+def test_prune__a_target_missed_in_the_end_is_told(caplog):
     net, rounding = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), lambda n: max(8, 8 * int(n // 8))
     *_, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.6), steps=2, rounding=rounding)
     assert sizes[-1].macs == 64
     assert "33.3%" in caplog.records[-1].message
 
 
-def test_a_count_that_reads_as_a_percentage_names_the_share():
+def test_prune__a_count_that_reads_as_a_percentage_names_the_share():
     with refused("target: macs=0.5"):
         prune(linear(), example=torch.zeros(1, 4), target=Target(macs=50))
     with refused("target") as caught:
@@ -315,7 +315,7 @@ def test_a_count_that_reads_as_a_percentage_names_the_share():
         ("l1", None, True, False),
     ],
 )
-def test_scores_by_old_statistics_are_warned_of(importance, finetune, norms, told, caplog):
+def test_prune__scores_by_old_statistics_are_warned_of(importance, finetune, norms, told, caplog):
     net = convolutions() if norms else linear(20)
     x = X if norms else torch.zeros(32, 4)
     batches = [x] if importance == "activation" else [(x, Y)]
@@ -326,7 +326,7 @@ def test_scores_by_old_statistics_are_warned_of(importance, finetune, norms, tol
     assert ("statistics" in caplog.text) == told
 
 
-def test_what_stays_whole_is_told_once(caplog):
+def test_prune__what_stays_whole_is_told_once(caplog):
     net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
     prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
     assert caplog.text.count("0.weight (12, 4)") == 1
@@ -348,7 +348,7 @@ class Attention(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("macs", [0.75, 0.85])
-def test_widths_that_code_needs_equal_are_so_in_all_blocks_of_a_class(caplog, macs):
+def test_prune__widths_that_code_needs_equal_are_so_in_all_blocks_of_a_class(caplog, macs):
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(8, 64), *(Attention(64) for _ in range(6)), nn.Linear(64, 8)), torch.randn(2, 6, 8)
     small, _, sizes = prune(net, example=x, target=Target(macs=macs))
@@ -376,7 +376,7 @@ class Mixed(nn.Module):
         return self.head(x + self.down(self.up(x).relu()))
 
 
-def test_a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monkeypatch):
+def test_prune__a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monkeypatch):
     from surgery.width import attempts
 
     torch.manual_seed(0)
@@ -397,7 +397,7 @@ def test_a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monk
     assert small(example).shape == (2, 5, 4)
 
 
-def test_a_width_of_one_position_needs_no_scores():
+def test_prune__a_width_of_one_position_needs_no_scores():
     from surgery.width.choose import scores_of
     from surgery.width.solve import Atom
 
@@ -435,7 +435,7 @@ class Chunked(nn.Module):
 @pytest.mark.parametrize(
     "target", [Target(macs=0.5), Target(macs=0.3), Target(parameters=0.5), Target(macs=0.6, even=True)]
 )
-def test_parts_that_the_code_makes_equal_reach_a_target(net, target):
+def test_prune__parts_that_the_code_makes_equal_reach_a_target(net, target):
     torch.manual_seed(0)
     model = net().eval()
     small, plan, sizes = prune(model, example=X[:2], target=target)
@@ -449,7 +449,7 @@ def test_parts_that_the_code_makes_equal_reach_a_target(net, target):
 
 
 @pytest.mark.parametrize(("steps", "importance", "even"), [(1, "l1", False), (2, None, False), (1, None, True)])
-def test_numbers_and_several_limits(steps, importance, even):
+def test_prune__numbers_and_several_limits(steps, importance, even):
     net, options = convolutions(), {"example": X[:1], "importance": importance, "steps": steps}
     full = prune(net, target=Target(macs=1.0), example=X[:1]).sizes[0]
     for limits in (
@@ -474,7 +474,7 @@ def test_numbers_and_several_limits(steps, importance, even):
     assert alone.sizes[-1] == both.sizes[-1] == by_number.sizes[-1]
 
 
-def test_limits_that_are_none():
+def test_prune__limits_that_are_none():
     for wrong in ({}, {"macs": 1.5}, {"macs": 0}, {"parameters": -4}, {"parameters": float("inf")}, {"macs": True}):
         with refused("argument"):
             Target(**wrong)

@@ -48,7 +48,7 @@ def equal(one, other):
 
 @pytest.mark.parametrize("by", ["weights", "activations"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_permuted_copy_is_found_again(name, by):
+def test_align__a_permuted_copy_is_found_again(name, by):
     net, x = randomized(CASES[name]()), image((8, 3, 6, 6))
     other, orders = shuffled(net, x)
     assert not equal(net, other)
@@ -75,7 +75,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("by", "batch", "left"), [("weights", 4, []), ("activations", 4, []), ("activations", 8, ["q.weight:0:1"])]
 )
-def test_widths_that_nothing_compares_are_named_and_stay(by, batch, left, caplog):
+def test_align__widths_that_nothing_compares_are_named_and_stay(by, batch, left, caplog):
     net, x = randomized(Attention()), image((4, 6, 5))
     other, orders = shuffled(net, x, seed=1)
     found = align([net, other], example=x, by=by, batches=[image((batch, 6, 5), seed=2)])
@@ -110,7 +110,7 @@ class Domain(nn.Module):
         return self.norms["a"](x) if y is None else self.norms["a"](x) - self.norms["a"](y)
 
 
-def test_repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
+def test_align__repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
     net = Domain()
     net.norms["a"].running_mean.fill_(torch.nan)
     net.norms["b"].running_mean.fill_(5)
@@ -126,7 +126,7 @@ def test_repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
     assert not any(norm._forward_pre_hooks for norm in fixed.norms.values())
 
 
-def test_repair_scales_transposed_convolutions():
+def test_align__repair_scales_transposed_convolutions():
     def made(seed):
         torch.manual_seed(seed)
         first, last = nn.ConvTranspose1d(8, 6, 2, 2, groups=2), nn.ConvTranspose1d(6, 3, 2)
@@ -143,7 +143,7 @@ def test_repair_scales_transposed_convolutions():
         )
 
 
-def test_repair_refuses_weights_that_are_shared_or_computed():
+def test_align__repair_refuses_weights_that_are_shared_or_computed():
     def shared():
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
         net[2].weight = net[0].weight
@@ -157,7 +157,7 @@ def test_repair_refuses_weights_that_are_shared_or_computed():
             repair(made(), batches=[torch.randn(8, 4)], ends=[made(), made()])
 
 
-def test_what_is_infinite_beside_the_widths_does_not_matter():
+def test_align__what_is_infinite_beside_the_widths_does_not_matter():
     net, x = Clipped(), torch.randn(3, 4)
     other, _ = shuffled(net, x)
     assert equal(align([net, other], example=x).models[1], net)
@@ -167,7 +167,7 @@ def test_what_is_infinite_beside_the_widths_does_not_matter():
         align([net, other], example=x)
 
 
-def test_noise_does_not_hide_the_copy():
+def test_align__noise_does_not_hide_the_copy():
     net, x = randomized(SMALL["residual"](c=16, middle=12)), image()
     other, orders = shuffled(net, x)
     for tensor in state(other).values():
@@ -177,7 +177,7 @@ def test_noise_does_not_hide_the_copy():
     assert all(torch.equal(found[1][name], order.argsort()) for name, order in orders.items())
 
 
-def test_models_compute_what_they_did_and_come_closer():
+def test_align__models_compute_what_they_did_and_come_closer():
     one, other, x = randomized(SMALL["attention"](), 0), randomized(SMALL["attention"](), 1), image()
     for to in (0, 1):
         models, permutations, *_ = align([one, other], example=x, to=to)
@@ -188,7 +188,7 @@ def test_models_compute_what_they_did_and_come_closer():
         assert gap[1] < gap[0]
 
 
-def test_states_are_aligned_by_plans():
+def test_align__states_are_aligned_by_plans():
     net, x = randomized(SMALL["grouped"]()), image()
     other, _ = shuffled(net, x)
     with torch.device("meta"):
@@ -199,14 +199,14 @@ def test_states_are_aligned_by_plans():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARY_MODELS)
-def test_permuted_copies_of_library_models_are_found_again(name):
+def test_align__permuted_copies_of_library_models_are_found_again(name):
     net, example = library_model(name)
     other, _ = shuffled(net, example)
     assert not equal(net, other)
     assert equal(align([net, other], example=example).models[1], net)
 
 
-def test_repaired_statistics_are_those_of_the_batches():
+def test_align__repaired_statistics_are_those_of_the_batches():
     torch.manual_seed(0)
     net, batches = SMALL["residual"](), [torch.randn(4, 3, 6, 6) + i for i in range(3)]
     fixed = repair(net, batches=batches)
@@ -227,7 +227,7 @@ def convolutional():
 
 
 @pytest.mark.slow
-def test_without_norms_every_channel_gets_the_statistics_between_those_of_the_ends():
+def test_align__without_norms_every_channel_gets_the_statistics_between_those_of_the_ends():
     """Against torch.var_mean, and the loss halfway between two networks trained on digits."""
     from sklearn.datasets import load_digits
 
@@ -260,7 +260,7 @@ def test_without_norms_every_channel_gets_the_statistics_between_those_of_the_en
     assert after < before
 
 
-def test_what_cannot_be_rescaled_is_refused():
+def test_align__what_cannot_be_rescaled_is_refused():
     x = torch.ones(2, 3)
     layer = nn.Linear(3, 3)
     norm = nn.Sequential(layer, nn.BatchNorm1d(3))
@@ -276,7 +276,7 @@ def test_what_cannot_be_rescaled_is_refused():
             repair(model, batches=[x], **kwargs)
 
 
-def test_wrong_arguments_are_refused():
+def test_align__wrong_arguments_are_refused():
     net, other = SMALL["residual"](), SMALL["residual"](c=8)
     for models, kwargs, expected in [
         ([net, other], {}, "mismatch"),
@@ -300,7 +300,7 @@ def test_wrong_arguments_are_refused():
             repair(model, batches=batches)
 
 
-def test_the_start_does_not_depend_on_the_order_of_other_widths():
+def test_align__the_start_does_not_depend_on_the_order_of_other_widths():
     """Every width of a permuted copy is found by itself, while all others are still in another order."""
     net, x = randomized(SMALL["attention"]()), image()
     other, orders = shuffled(net, x)
@@ -349,7 +349,7 @@ def weight_matching(one, other, widths, seed=0):
     ],
     ids=["mlp", "wide-mlp", "vgg11", "resnet18"],
 )
-def test_the_match_is_at_least_as_good_as_plain_weight_matching(make):
+def test_align__the_match_is_at_least_as_good_as_plain_weight_matching(make):
     nets = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -367,7 +367,7 @@ def test_the_match_is_at_least_as_good_as_plain_weight_matching(make):
     assert several[0] == several[1] >= once
 
 
-def test_a_gain_says_how_the_value_changes():
+def test_align__a_gain_says_how_the_value_changes():
     """By brute force, while widths move one after the other: what is kept of earlier gains is brought up to date."""
     for name in ("residual", "attention", "grouped", "joined"):
         one, other, x = randomized(SMALL[name](), 0), randomized(SMALL[name](), 1), image()

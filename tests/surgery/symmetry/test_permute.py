@@ -47,19 +47,19 @@ def check(net, example, x, seed):
 @pytest.mark.parametrize("name", SMALL)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**31))
-def test_outputs_stay_and_the_inverse_gives_every_bit_back(name, seed):
+def test_permute__outputs_stay_and_the_inverse_gives_every_bit_back(name, seed):
     plan, inverse = check(randomized(SMALL[name](), seed), IMAGE.double(), image(seed=seed), seed)
     assert all(s[0].index == (None,) * len(s[0].index) for s in plan.compose(inverse).entries.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARY_MODELS)
-def test_models_of_libraries(name):
+def test_permute__models_of_libraries(name):
     net, example = library_model(name)
     check(net, example, example, 0)
 
 
-def test_heads_and_groups_are_widths_of_their_own():
+def test_permute__heads_and_groups_are_widths_of_their_own():
     found = {w.name: w for w in widths(SMALL["attention"](), IMAGE) if not w.order}
     assert {(w.size, w.grouping) for w in found.values()} == {(8, ""), (2, "heads"), (4, ""), (12, "")}
     net = randomized(SMALL["attention"]())
@@ -69,7 +69,7 @@ def test_heads_and_groups_are_widths_of_their_own():
     assert torch.equal(other.qkv.bias.view(3, 2, 4), net.qkv.bias.view(3, 2, 4)[:, [1, 0]])
 
 
-def test_a_width_has_a_name_for_every_axis_of_its_own():
+def test_permute__a_width_has_a_name_for_every_axis_of_its_own():
     net = randomized(SMALL["residual"]())
     one, _ = permute(net, {"norm1.bias:0": [3, 2, 1, 0]}, example=IMAGE.double())
     other, _ = permute(net, {"conv1.weight:0": [3, 2, 1, 0]}, example=IMAGE.double())
@@ -112,7 +112,7 @@ def between(function, width=8):
         ("f.bias:0", "name"),
     ],
 )
-def test_what_has_an_order_is_refused_with_the_reason(name, expected):
+def test_permute__what_has_an_order_is_refused_with_the_reason(name, expected):
     with refused(expected):
         permute(told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
 
@@ -125,7 +125,7 @@ def test_what_has_an_order_is_refused_with_the_reason(name, expected):
     ],
     ids=["an identity matrix", "a constant that is expanded along it"],
 )
-def test_what_has_no_order_may_be_permuted(function):
+def test_permute__what_has_no_order_may_be_permuted(function):
     net, x = randomized(between(function)), torch.randn(2, 4, dtype=torch.float64)
     other, _ = permute(net, {"a.bias:0": [3, 5, 1, 0, 2, 4, 7, 6]}, example=x)
     assert same_outputs(net, other, x)
@@ -186,7 +186,7 @@ class OfOrder(nn.Module):
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
+def test_permute__what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     net, x = randomized(OfOrder(ORDERED[name])), torch.randn(2, 4, dtype=torch.float64)
     twin, scores = randomized(OfOrder(ORDERED[name]), 1), {k: torch.arange(8.0) for k in ("a.weight:0", "b.weight:0")}
     found = {w.name: w.order for w in widths(net, x)}
@@ -215,7 +215,7 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
         assert same_outputs(full, small, x)
 
 
-def test_a_seed_of_the_code_shows_although_the_caller_has_set_the_same():
+def test_permute__a_seed_of_the_code_shows_although_the_caller_has_set_the_same():
     net, x = randomized(OfOrder(drop)), torch.randn(2, 4, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -224,7 +224,7 @@ def test_a_seed_of_the_code_shows_although_the_caller_has_set_the_same():
     assert "random numbers of a seed" in found["a.weight:0"]
 
 
-def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
+def test_permute__parts_side_by_side_that_a_constant_numbers_stay_whole():
     class Sides(OfOrder):
         def forward(self, x):
             return self.c(torch.cat([self.a(x), self.a(x).relu()], -1) * torch.cat([FEATURES, FEATURES]))
@@ -263,7 +263,7 @@ def sloped(slope):
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best):
+def test_permute__heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best):
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     for slope in (lambda i, heads: 2.0 ** -(i + 1), lambda i, heads: 2.0 ** (-8 * (i + 1) / heads)):
         net = randomized(sloped(slope))
@@ -295,7 +295,7 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
         (lambda h, y: y.shape[-1] ** 0.5, True),
     ],
 )
-def test_heads_scaled_by_their_number_are_not_dropped(scale, dropped, best):
+def test_permute__heads_scaled_by_their_number_are_not_dropped(scale, dropped, best):
     net, x = randomized(Heads(None, scale)), torch.randn(2, 5, 12, dtype=torch.float64)
     scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
     options = {"width": 0.5, "example": x, "scores": scores, "strict": True}
@@ -325,13 +325,13 @@ def ordinary_attention(name):
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "LlamaForCausalLM", "BertForMaskedLM"]
 )
-def test_heads_of_ordinary_attention_are_dropped(name, on_meta):
+def test_permute__heads_of_ordinary_attention_are_dropped(name, on_meta):
     net, x = ordinary_attention(name)
     device = "meta" if on_meta else "cpu"
     narrow(net.to(device), 0.5, x.to(device), heads="drop", strict=True)
 
 
-def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason():
+def test_permute__constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason():
     class Looks(Heads):
         def forward(self, x):
             if not x.is_meta and self.heads == 2:
@@ -361,7 +361,7 @@ def ramped(ramp):
         (lambda n, kind: torch.tensor([3.0, 1, 4, 1, 5, 9, 2, 6][:n], **kind), False),
     ],
 )
-def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, differs, caplog):
+def test_permute__constants_along_a_width_are_the_first_of_the_full_models(ramp, differs, caplog):
     net, x = randomized(ramped(ramp)), torch.randn(2, 4, dtype=torch.float64)
     small, plan = narrow(net, 0.5, x)
     full = load(ramped(ramp).double(), plan.embed(state(small))[0])
@@ -374,7 +374,7 @@ def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, differs,
         narrow(net, 0.5, x, strict=True)
 
 
-def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
+def test_permute__a_tensor_of_the_code_that_data_fill_is_no_constant():
     def filled(y):
         both = torch.zeros(y.shape, device=y.device) + torch.linspace(0, 1, y.shape[-1], dtype=y.dtype, device=y.device)
         both[:, :] = y
@@ -384,13 +384,13 @@ def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])
-def test_what_is_no_permutation_is_refused(order):
+def test_permute__what_is_no_permutation_is_refused(order):
     with refused("argument"):
         permute(SMALL["residual"](), {"norm1.bias:0": order}, example=IMAGE)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_first_positions_of_a_sorted_model_are_the_best_of_the_model(name):
+def test_permute__the_first_positions_of_a_sorted_model_are_the_best_of_the_model(name):
     net, x = randomized(SMALL[name]()), image()
     scores = importance(net, example=x, by="l2")
     ordered, _ = permute(net, by=scores, example=x)
@@ -402,7 +402,7 @@ def test_the_first_positions_of_a_sorted_model_are_the_best_of_the_model(name):
     assert not same_outputs(narrow(net, 0.5, x)[0], first, x)
 
 
-def test_plans_of_models_without_weights():
+def test_permute__plans_of_models_without_weights():
     with torch.device("meta"):
         net = Grouped()
     other, plan = permute(net, {"norm.bias:0:0": [2, 0, 1]}, example=IMAGE)
@@ -434,7 +434,7 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize("once", [None, torch.no_grad, torch.enable_grad])
-def test_what_a_module_has_computed_of_its_weights_is_not_that_of_other_weights(once):
+def test_permute__what_a_module_has_computed_of_its_weights_is_not_that_of_other_weights(once):
     """Its pass before is what a user does with any model; the copy must not go on with what was kept."""
     net, x = nn.Sequential(nn.Linear(3, 8), Cached(), nn.Linear(8, 2)).double().eval(), torch.randn(2, 6, 3).double()
     if once:
@@ -448,7 +448,7 @@ def test_what_a_module_has_computed_of_its_weights_is_not_that_of_other_weights(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["levit_128s", "efficientformerv2_s0"])
-def test_models_of_timm_that_have_run(name):
+def test_permute__models_of_timm_that_have_run(name):
     x = image((2, 3, 224, 224))
     net = randomized(timm.create_model(name)).double().eval()
     with torch.no_grad():
@@ -467,7 +467,7 @@ class Optional(nn.Module):
         return self.o((self.i(x) if c is None else self.i(x) + self.c(c)).relu())
 
 
-def test_what_the_example_does_not_use_is_told(caplog):
+def test_permute__what_the_example_does_not_use_is_told(caplog):
     net, x = Optional(), torch.randn(5, 4)
     turned = {"i.weight:0": torch.arange(8).flip(0)}
     permuted, _ = permute(net, turned, example=x)
@@ -487,7 +487,7 @@ def test_what_the_example_does_not_use_is_told(caplog):
     assert not caplog.text
 
 
-def test_an_order_is_either_permutations_or_scores_to_sort_by():
+def test_permute__an_order_is_either_permutations_or_scores_to_sort_by():
     net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2)
     orders, scores = {"0.weight:0": [2, 0, 1]}, {"0.weight:0": torch.tensor([1.0, 2.0, 2.0])}
     assert permute(net, by=scores, example=x)[1] == permute(net, {"0.weight:0": [1, 2, 0]}, example=x)[1]

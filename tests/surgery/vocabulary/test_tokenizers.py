@@ -47,7 +47,7 @@ def network(size):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("characters", [True, False])
-def test_texts_of_kept_tokens_are_cut_as_before(kind, characters):
+def test_keep__texts_of_kept_tokens_are_cut_as_before(kind, characters):
     full, written = trained(kind), 0
     kept = needed(full, CORPUS[:2], characters=characters)
     text = full.to_str()
@@ -63,7 +63,7 @@ def test_texts_of_kept_tokens_are_cut_as_before(kind, characters):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_tokenizer_needs_is_named(kind):
+def test_keep__what_a_tokenizer_needs_is_named(kind):
     full = trained(kind)
     kept = needed(full, CORPUS[:1])
     model = network(full.get_vocab_size())
@@ -77,7 +77,7 @@ def test_what_a_tokenizer_needs_is_named(kind):
         keep(model, needed(full, tokens=[longest], characters=False), tokenizer=full)
 
 
-def test_a_merged_token_needs_its_parts():
+def test_tokenizers__a_merged_token_needs_its_parts():
     tokenizers = pytest.importorskip("tokenizers")
     vocab = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "bc": 5}
     merges = [("a", "b"), ("ab", "c"), ("b", "c")]
@@ -86,7 +86,7 @@ def test_a_merged_token_needs_its_parts():
     assert needed(bpe, tokens=[5]) == [0, 1, 2, 5]
 
 
-def test_new_tokens_are_the_last():
+def test_grow__new_tokens_are_the_last():
     full = trained("BPE")
     large, _, more = grow(network(full.get_vocab_size()), tokens=["<ask>", "<end>"], tokenizer=full)
     size = full.get_vocab_size()
@@ -95,7 +95,7 @@ def test_new_tokens_are_the_last():
     assert full.token_to_id("<end>") is None
 
 
-def test_other_tokenizers_are_refused():
+def test_keep__other_tokenizers_are_refused():
     with refused("unsupported: dict"):
         keep(network(5), [1], tokenizer={"a": 1})
     with refused("unsupported: object"):
@@ -110,7 +110,7 @@ def test_other_tokenizers_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokenizers_of_transformers_are_saved_and_read(kind, tmp_path):
+def test_keep__tokenizers_of_transformers_are_saved_and_read(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), SPECIAL))
     full = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(kind), **names)

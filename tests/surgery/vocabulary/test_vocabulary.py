@@ -41,7 +41,7 @@ def language(tied=False):
 
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(0, 15), min_size=1), st.booleans())
-def test_logits_of_kept_tokens_are_the_full_model_s(tokens, tied):
+def test_keep__logits_of_kept_tokens_are_the_full_model_s(tokens, tied):
     model, kept = language(tied), sorted(tokens | {3})
     before = {name: tensor.clone() for name, tensor in surgery.state(model).items()}
     small, plan, tokenizer = keep(model, tokens | {3})
@@ -61,7 +61,7 @@ def test_logits_of_kept_tokens_are_the_full_model_s(tokens, tied):
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(16, 24), st.sampled_from(["mean", "zeros"]), st.booleans())
-def test_a_grown_model_keeps_the_logits_of_its_tokens(size, rows, tied):
+def test_vocabulary__a_grown_model_keeps_the_logits_of_its_tokens(size, rows, tied):
     model, words = language(tied), torch.arange(16)[None]
     large, plan, _ = grow(model, size, rows=rows)
     assert torch.equal(large.hidden(words), model.hidden(words))
@@ -76,7 +76,7 @@ def test_a_grown_model_keeps_the_logits_of_its_tokens(size, rows, tied):
     assert torch.equal(surgery.state(back)["tokens.weight"], model.tokens.weight)
 
 
-def test_new_rows_are_means_of_given_tokens():
+def test_grow__new_rows_are_means_of_given_tokens():
     model = language()
     large, plan, _ = grow(model, 18, rows=[[4, 6], [2]])
     assert torch.equal(large.tokens.weight[16], model.tokens.weight[[4, 6]].mean(0))
@@ -84,7 +84,7 @@ def test_new_rows_are_means_of_given_tokens():
     assert torch.equal(plan.extract(model)["head.bias"][16:], model.head.bias[[4, 2]])
 
 
-def test_dtypes_devices_and_flags_stay():
+def test_vocabulary__dtypes_devices_and_flags_stay():
     model = language().bfloat16().to("meta").requires_grad_(False)
     model.head.weight = model.tokens.weight  # which torch unties on its way there
     for made in (keep(model, [3, 5]).model, grow(model, 18).model):
@@ -92,14 +92,14 @@ def test_dtypes_devices_and_flags_stay():
         assert made.head.weight is made.tokens.weight
 
 
-def test_a_head_of_computed_weights_follows():
+def test_keep__a_head_of_computed_weights_follows():
     head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 9))
     model, kept = nn.Sequential(nn.Embedding(9, 4), head), [1, 4, 8]
     small = keep(model, kept).model
     assert torch.allclose(small(torch.arange(3)), model(torch.tensor(kept))[:, kept], atol=1e-6)
 
 
-def test_what_is_refused_is_named():
+def test_vocabulary__what_is_refused_is_named():
     with refused("argument: padding_idx", "token 3"):
         keep(nn.Sequential(nn.Embedding(9, 4, padding_idx=3), nn.Linear(4, 9)), [1, 2])
     for wrong in ([], [16], [-1], [1.5], "12", 5, None, [True]):
@@ -123,7 +123,7 @@ def test_what_is_refused_is_named():
         keep(language(), [3], modules="tokens")
 
 
-def test_modules_are_given_where_they_are_not_known():
+def test_keep__modules_are_given_where_they_are_not_known():
     model = nn.ModuleDict(
         {"a": nn.Embedding(5, 2), "b": nn.Embedding(6, 2), "c": nn.Linear(2, 6), "d": nn.Linear(2, 6)}
     )
@@ -131,7 +131,7 @@ def test_modules_are_given_where_they_are_not_known():
     assert [small["b"].num_embeddings, small["c"].out_features, small["d"].out_features] == [2, 2, 6]
 
 
-def test_numbers_from_which_positions_are_counted_stay():
+def test_keep__numbers_from_which_positions_are_counted_stay():
     """As RoBERTa's, whose positions begin after the number of its padding."""
     model = language()
     model.positions.padding_idx = 3
@@ -185,7 +185,7 @@ def logits(model, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_follow(name, tmp_path, caplog):
+def test_vocabulary__models_of_transformers_follow(name, tmp_path, caplog):
     model, new = transformer(name), torch.randint(4, len(KEPT), (2, 7))
     old, columns = torch.tensor(KEPT)[new], slice(None) if name == "labels" else KEPT
     before = model.config.to_dict()
@@ -210,7 +210,7 @@ def test_models_of_transformers_follow(name, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_model_of_transformers_within_another_follows():
+def test_keep__a_model_of_transformers_within_another_follows():
     """As GLiNER's: an encoder, and heads that have nothing to do with words."""
     transformers = pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ TOKENS = {"input_ids": torch.arange(2, 18).view(2, 8)}
 
 
 @pytest.mark.parametrize(("name", "tied"), [("helium", False), ("cohere", True)])
-def test_a_number_that_is_as_large_as_a_width_by_chance_stays(name, tied, tmp_path, caplog):
+def test_configured__a_number_that_is_as_large_as_a_width_by_chance_stays(name, tied, tmp_path, caplog):
     """The class makes the same tensors of twice as wide heads and half as many, but other frequencies."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -28,7 +28,7 @@ def test_a_number_that_is_as_large_as_a_width_by_chance_stays(name, tied, tmp_pa
     torch.testing.assert_close(wide(**TOKENS).logits, net(**TOKENS).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_forward_pass_leaves_in_a_model_is_no_part_of_it():
+def test_configured__what_a_forward_pass_leaves_in_a_model_is_no_part_of_it():
     class Recurrence(nn.Module):
         def __init__(self):
             super().__init__()

@@ -18,7 +18,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_too_little_memory_is_not_taken_for_another_computation():
+def test_widen__too_little_memory_is_not_taken_for_another_computation():
     """Which once left every width as it was, with a wrong reason."""
 
     class Hungry(nn.Sequential):
@@ -34,7 +34,7 @@ def test_too_little_memory_is_not_taken_for_another_computation():
 
 @pytest.mark.parametrize("mode", ["copy", "zero"])
 @pytest.mark.parametrize("name", SMALL)
-def test_outputs_stay_and_narrow_undoes_it(name, mode):
+def test_widen__outputs_stay_and_narrow_undoes_it(name, mode):
     net, x = randomized(SMALL[name]()), image()
     wide, plan = widen(net, rate=2, example=x, mode=mode, strict=True)
     assert same_outputs(net, wide, x)
@@ -61,7 +61,7 @@ STAYS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARY_MODELS)
-def test_models_of_libraries(name):
+def test_widen__models_of_libraries(name):
     net, example = library_model(name)
     for mode in ("copy", "zero"):
         wide, plan = widen(net, rate=2, example=example, mode=mode)
@@ -72,7 +72,7 @@ def test_models_of_libraries(name):
     assert equal(back, net) == (name not in STAYS)
 
 
-def test_a_share_of_a_batch_normed_width_is_exact():
+def test_widen__a_share_of_a_batch_normed_width_is_exact():
     net, x = randomized(SMALL["residual"]()), image()
     wide, _ = widen(net, rate=1.5, example=x)
     assert wide.conv1.out_channels == 6
@@ -81,7 +81,7 @@ def test_a_share_of_a_batch_normed_width_is_exact():
     assert torch.equal(wide.conv2.weight[:6, 4:], net.conv2.weight[:, :2] / 2)
 
 
-def test_a_norm_over_a_width_allows_whole_multiples(caplog):
+def test_widen__a_norm_over_a_width_allows_whole_multiples(caplog):
     net, x = randomized(SMALL["grouped"]()), image()
     wide, _ = widen(net, rate=1.5, example=x)
     assert wide.stem.out_channels == 12
@@ -91,7 +91,7 @@ def test_a_norm_over_a_width_allows_whole_multiples(caplog):
         widen(net, rate=1.5, example=x, strict=True)
 
 
-def test_heads_grow_and_what_is_inside_them_does_not():
+def test_widen__heads_grow_and_what_is_inside_them_does_not():
     net, x = randomized(SMALL["attention"]()), image()
     wide, _ = widen(net, rate=2, example=x)
     assert wide.heads == 4
@@ -113,7 +113,7 @@ def mixed():
     return Made(forward, **{name: nn.Linear(4, 6) for name in (*"abcd", "plain")}, head=nn.Linear(24, 2))
 
 
-def test_what_would_change_stays_with_the_reason(caplog):
+def test_widen__what_would_change_stays_with_the_reason(caplog):
     net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
     wide, _ = widen(net, rate=2, example=x)
     assert same_outputs(net, wide, x)
@@ -122,14 +122,14 @@ def test_what_would_change_stays_with_the_reason(caplog):
     assert "_softmax" in caplog.text
 
 
-def test_a_width_along_which_two_computed_tensors_are_multiplied_stays():
+def test_widen__a_width_along_which_two_computed_tensors_are_multiplied_stays():
     layers = {name: nn.Linear(4, 6) for name in ("query", "key", "value")}
     scores = Made(lambda net, x: (net.query(x) @ net.key(x).mT) @ net.value(x).relu(), **layers)
     with refused("width"):
         widen(scores, rate=2, example=torch.randn(2, 5, 4))
 
 
-def test_too_many_places_are_named_with_a_way_out(monkeypatch):
+def test_widen__too_many_places_are_named_with_a_way_out(monkeypatch):
     monkeypatch.setattr("surgery.widening.growth._MOST_LEFT", 2)
     net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
     with refused("run: a.weight"):
@@ -139,7 +139,7 @@ def test_too_many_places_are_named_with_a_way_out(monkeypatch):
 
 
 @pytest.mark.parametrize(("keep", "sizes"), [([], (3, 10, 30)), (["b"], (6, 5, 30))])
-def test_a_product_of_two_widths_grows_by_one_of_them(keep, sizes):
+def test_widen__a_product_of_two_widths_grows_by_one_of_them(keep, sizes):
     def forward(net, x):
         pairs = net.a(x).relu()[:, :, None] * net.b(x)[:, None, :]
         return net.head(pairs.flatten(1))
@@ -153,7 +153,7 @@ def test_a_product_of_two_widths_grows_by_one_of_them(keep, sizes):
         assert equal(plan.build(wide), net) == (mode == "zero")
 
 
-def test_tied_weights_stay_and_the_caller_is_told(caplog):
+def test_widen__tied_weights_stay_and_the_caller_is_told(caplog):
     def forward(net, x):
         x = net.embed(x)
         return (x + net.down(net.up(x).relu())) @ net.embed.weight.T
@@ -169,7 +169,7 @@ def test_tied_weights_stay_and_the_caller_is_told(caplog):
     assert same_outputs(net, wide, x)
 
 
-def test_copies_learn_apart_with_noise_only():
+def test_widen__copies_learn_apart_with_noise_only():
     net, x = randomized(SMALL["residual"]()), image()
     for noise, mode in ((0.0, "copy"), (0.05, "copy"), (0.05, "zero")):
         wide, _ = widen(net, rate=2, example=x, noise=noise, mode=mode, generator=torch.Generator().manual_seed(0))
@@ -183,7 +183,7 @@ def test_copies_learn_apart_with_noise_only():
             assert torch.allclose(old, new, rtol=1e-9, atol=1e-12) == (noise == 0)
 
 
-def test_wrong_arguments_are_refused():
+def test_widen__wrong_arguments_are_refused():
     net = SMALL["residual"]()
     with torch.device("meta"):
         empty = SMALL["residual"]()
@@ -202,7 +202,7 @@ def test_wrong_arguments_are_refused():
             widen(model, **{"example": IMAGE, **kwargs})
 
 
-def test_a_tied_embedding_is_named_with_the_way_out():
+def test_widen__a_tied_embedding_is_named_with_the_way_out():
     layers = {"table": nn.Embedding(9, 4), "inner": nn.Linear(4, 4), "head": nn.Linear(4, 9, bias=False)}
     tied = Made(lambda net, x: net.head(torch.tanh(net.inner(net.table(x)))), **layers)
     tied.head.weight = tied.table.weight
@@ -210,7 +210,7 @@ def test_a_tied_embedding_is_named_with_the_way_out():
         widen(tied, rate=2, example=torch.zeros(2, 3, dtype=torch.long))
 
 
-def test_what_does_not_run_in_float64_is_compared_in_float32():
+def test_widen__what_does_not_run_in_float64_is_compared_in_float32():
     class Single(nn.Module):
         """Refuses other precisions, as torch's grouped products do."""
 
@@ -230,7 +230,7 @@ def test_what_does_not_run_in_float64_is_compared_in_float32():
     same_outputs(wide, model, x)
 
 
-def test_memory_is_compared_once_something_is_written_to_it():
+def test_widen__memory_is_compared_once_something_is_written_to_it():
     def forward(net, x):
         both = x.new_empty(len(x), net.a.out_features + net.b.out_features)
         both[:, : net.a.out_features].copy_(net.a(x))
@@ -245,7 +245,7 @@ def test_memory_is_compared_once_something_is_written_to_it():
 
 
 @pytest.mark.parametrize("mode", ["copy", "zero"])
-def test_experts_behind_a_grouped_product_grow(mode):
+def test_widen__experts_behind_a_grouped_product_grow(mode):
     def forward(net, x):
         x, offsets = net.body(x), torch.tensor([1, 2, 4, 5], dtype=torch.int32)
         grouped = torch.nn.functional.grouped_mm
@@ -259,14 +259,14 @@ def test_experts_behind_a_grouped_product_grow(mode):
     assert torch.allclose(wide(x), net(x), atol=1e-4)
 
 
-def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
+def test_widen__where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
     monkeypatch.setattr("surgery.widening.growth.changed", lambda *_: 0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
     with refused("run"):
         widen(net, rate=2, example=torch.randn(3, 4))
 
 
-def test_complex_numbers_are_compared_up_to_rounding():
+def test_widen__complex_numbers_are_compared_up_to_rounding():
     def forward(net, x):
         turned = torch.view_as_complex(net.turn(x).unflatten(-1, (-1, 2))) * net.phase
         return net.head(torch.cat([torch.view_as_real(turned).flatten(-2), net.plain(x)], -1))
@@ -281,7 +281,7 @@ def test_complex_numbers_are_compared_up_to_rounding():
     assert not same(net.phase, net.phase.conj())
 
 
-def test_what_is_tied_keeps_no_other_layer_of_its_class():
+def test_widen__what_is_tied_keeps_no_other_layer_of_its_class():
     def forward(net, x):
         both = net.table(x) + net.inner(net.other(x))
         return both @ net.table.weight.T
@@ -294,7 +294,7 @@ def test_what_is_tied_keeps_no_other_layer_of_its_class():
 
 
 @pytest.mark.parametrize("rate", [1.5, 2])
-def test_layers_of_one_list_are_left_together(rate):
+def test_widen__layers_of_one_list_are_left_together(rate):
     layers = [one for _ in range(14) for one in (nn.Linear(6, 6), nn.Softmax(-1), nn.Linear(6, 8), nn.Linear(8, 6))]
     net, x = randomized(nn.Sequential(*layers)), torch.randn(3, 6, dtype=torch.float64)
     wide, _ = widen(net, rate=rate, example=x)
@@ -302,7 +302,7 @@ def test_layers_of_one_list_are_left_together(rate):
     assert same_outputs(net, wide, x)
 
 
-def test_what_is_wrong_is_followed_to_the_width_in_front_of_it():
+def test_widen__what_is_wrong_is_followed_to_the_width_in_front_of_it():
     class Mean(nn.Module):
         """Computes with the number of its input's features."""
 
@@ -334,7 +334,7 @@ class Transformed(nn.Module):
         return self.last(self.hidden(patches).relu())
 
 
-def test_a_matrix_that_is_expanded_before_a_product_is_followed():
+def test_widen__a_matrix_that_is_expanded_before_a_product_is_followed():
     net = randomized(Transformed())
     wide, _ = widen(net, rate=2, example=IMAGE)
     assert same_outputs(net, wide, image())

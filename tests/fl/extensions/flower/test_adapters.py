@@ -49,13 +49,13 @@ def adapted(algorithm, base, adapters=LORA, **changes):
         pytest.param("fedavg", {"privacy": Privacy(clip=0.01, noise=0.0)}, marks=slow),
     ],
 )
-def test_the_result_is_that_of_the_simulator(algorithm, changes, base, tmp_path):
+def test_adapters__the_result_is_that_of_the_simulator(algorithm, changes, base, tmp_path):
     config = adapted(algorithm, base, **changes)
     assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))
 
 
 @pytest.mark.slow
-def test_clients_keep_their_b_on_their_nodes(base, tmp_path):
+def test_adapters__clients_keep_their_b_on_their_nodes(base, tmp_path):
     config, sent = adapted("fedsa_lora", base), set()
 
     def look(client, round, answer):
@@ -77,7 +77,7 @@ def test_clients_keep_their_b_on_their_nodes(base, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [LORA, replace(LORA, learn="b"), RANKS], ids=["both", "b", "ranks"])
-def test_messages_have_the_bytes_of_what_is_trained(options, base, tmp_path):
+def test_adapters__messages_have_the_bytes_of_what_is_trained(options, base, tmp_path):
     """By hand: r (in + out) numbers of float32 for each weight, of B alone r out; and what is trained whole."""
     weights = {name.removesuffix(".weight"): w for name, w in load_file(base).items() if name.endswith(".weight")}
     whole = sum(4 * (weights[name].numel() + len(weights[name])) for name in options.train)
@@ -111,7 +111,7 @@ def prepared(config, tmp_path, **inits):
 
 
 @pytest.mark.slow
-def test_a_node_names_its_own_copy_of_the_base(base, tmp_path, caplog):
+def test_adapters__a_node_names_its_own_copy_of_the_base(base, tmp_path, caplog):
     here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
     for copy in (here, there):
         copy.write_bytes(base.read_bytes())
@@ -128,7 +128,7 @@ def test_a_node_names_its_own_copy_of_the_base(base, tmp_path, caplog):
     assert "left out" not in caplog.text
 
 
-def test_a_node_with_another_base_is_refused_before_the_first_round(base, tmp_path):
+def test_adapters__a_node_with_another_base_is_refused_before_the_first_round(base, tmp_path):
     other, gone = tmp_path / "other.safetensors", str(tmp_path / "gone.safetensors")
     changed = load_file(base)
     changed["fc1.bias"][0] += 1e-3
@@ -146,7 +146,7 @@ def test_a_node_with_another_base_is_refused_before_the_first_round(base, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_base_that_changes_in_a_run_leaves_its_node_out(base, tmp_path, caplog):
+def test_adapters__a_base_that_changes_in_a_run_leaves_its_node_out(base, tmp_path, caplog):
     config, other = adapted("fedavg", base, participants=4), tmp_path / "other.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(base).items()}, other)
     link, test, waiting = prepared(config, tmp_path)
@@ -160,6 +160,6 @@ def test_a_base_that_changes_in_a_run_leaves_its_node_out(base, tmp_path, caplog
     assert "round 2: 3 of 4 clients answered: client 1 is left out (the base of its adapters" in caplog.text
 
 
-def test_a_dense_base_does_not_travel(base):
+def test_adapters__a_dense_base_does_not_travel(base):
     with pytest.raises(FLError, match=r"flora changes the weights .* only adapters travel: .* a simulation"):
         check_settings(adapted("flora", base))

@@ -16,7 +16,7 @@ def run_config(folder):
 
 
 @pytest.mark.slow
-def test_it_writes_what_other_machines_need(tmp_path):
+def test_command__it_writes_what_other_machines_need(tmp_path):
     flags = ["--nodes", "2", "--folder", str(tmp_path), "--samples", "50"]
     assert main([*flags, "--only", "data"]) == 0
     train = [len(read_node(node_folder(tmp_path / "data", client))[1].train) for client in range(2)]
@@ -32,7 +32,7 @@ def test_it_writes_what_other_machines_need(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["recipe", "file"])
-def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, tmp_path, capsys):
+def test_command__clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("samples: 50\neval_client_models_every: 5\n")
     start = ["fedfa"] if source == "recipe" else ["--config", str(tmp_path / "config.yaml")]
     one = ["--algorithm", "fedavg", "--seeds", "0", "--only", "app", "--folder", str(tmp_path)]
@@ -44,7 +44,7 @@ def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, t
     assert "--eval-client-models-every needs" in capsys.readouterr().err
 
 
-def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
+def test_command__it_says_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(local, "find_spec", lambda name: None)
     assert main(["--folder", str(tmp_path / "new")]) == 2
     assert "pip install 'layer-surgery[flower]'" in capsys.readouterr().err
@@ -62,17 +62,17 @@ def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
         "--eval-client-models-every 1",
     ],
 )
-def test_it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
+def test_command__it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
     assert main(["--folder", str(tmp_path / "new"), "--only", "app", *flags.split()]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_nodes_on_one_machine_share_its_cores(monkeypatch):
+def test_command__nodes_on_one_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)))
     assert [local.share_of_cores(n) for n in (1, 3, 4, 9)] == [8, 2, 2, 1]
 
 
-def test_progress_follows_the_run_folder(tmp_path, capsys):
+def test_command__progress_follows_the_run_folder(tmp_path, capsys):
     with local.progress(tmp_path, 4) as look:
         look()
         (tmp_path / "metrics.csv").write_text("round,seconds,accuracy\n1,0.1,0.25\n2,0.1,0.5\n")

@@ -67,7 +67,9 @@ def run_config(folder, algorithm="fedavg", rounds=2, **more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
-def test_apps_give_the_result_of_the_simulator_and_name_who_answers_twice(algorithm, tmp_path, messages, caplog):
+def test_flower__apps_give_the_result_of_the_simulator_and_name_who_answers_twice(
+    algorithm, tmp_path, messages, caplog
+):
     from flwr.app import Context, RecordDict
 
     from fl.extensions.flower.app import client_app, server_app
@@ -87,7 +89,7 @@ def write_base(path, seed=41):
 
 
 @pytest.mark.slow
-def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
+def test_flower__a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
     from flwr.app import Context, RecordDict
 
     from fl.extensions.flower.app import client_app, server_app
@@ -105,7 +107,7 @@ def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
     assert same(tensors(tmp_path / "run"), simulated(config, tmp_path))
 
 
-def test_what_comes_late_or_cannot_be_read_is_named(messages):
+def test_flower__what_comes_late_or_cannot_be_read_is_named(messages):
     from fl.extensions.flower.flower import GridLink, answered
 
     def app(message, context):
@@ -127,7 +129,7 @@ def test_what_comes_late_or_cannot_be_read_is_named(messages):
     assert ask(link)[0] == "Flower did not take the request to it"
 
 
-def test_of_two_answers_the_first_counts_and_its_node_is_named(messages):
+def test_flower__of_two_answers_the_first_counts_and_its_node_is_named(messages):
     from fl.extensions.flower.flower import GridLink, answered
 
     values = iter([1.0, 2.0])
@@ -150,7 +152,7 @@ def test_of_two_answers_the_first_counts_and_its_node_is_named(messages):
     assert notes == [(5, "answered twice, and the first answer counts")]
 
 
-def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
+def test_flower__a_letter_comes_back_as_it_was_and_nothing_else_is_read():
     from flwr.app import ArrayRecord, RecordDict
 
     from fl.extensions.flower.flower import packed, unpacked
@@ -171,7 +173,7 @@ def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
         unpacked(RecordDict())
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end(messages):
+def test_flower__an_answer_that_is_too_long_is_not_read_to_its_end(messages):
     from fl.extensions.flower.flower import GridLink
 
     class Client:
@@ -229,14 +231,14 @@ def rows(folder):
 
 
 @pytest.mark.slow
-def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(running, tmp_path):
+def test_flower__processes_with_tls_and_authentication_give_the_result_of_the_simulator(running, tmp_path):
     folder, run = start(running, "whole")
     assert running.wait(run, 900) == "finished:completed"
     assert same(tensors(folder / "run"), simulated(settings("fedavg", clients=3), tmp_path))
 
 
 @pytest.mark.nightly
-def test_adapters_of_several_ranks_go_to_processes_that_read_the_base(running, tmp_path):
+def test_flower__adapters_of_several_ranks_go_to_processes_that_read_the_base(running, tmp_path):
     init, options = write_base(tmp_path / "base.pt"), fl.AdapterOptions("lora", ranks=(1, 2, 4))
     folder, run = start(
         running, "ranks", algorithm=f"flexlora --init {init} --adapters.kind lora --adapters.ranks 1,2,4"
@@ -247,7 +249,7 @@ def test_adapters_of_several_ranks_go_to_processes_that_read_the_base(running, t
 
 
 @pytest.mark.nightly
-def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(running):
+def test_flower__nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(running):
     pytest.importorskip("nacl", reason="needs the extra `secure`")
     folder, run = start(running, "secret", algorithm="fedmr --fedmr.secure 1", rounds=1)
     status, said = running.wait(run, 900), running.log(run)
@@ -259,7 +261,7 @@ def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(
 
 
 @pytest.mark.nightly
-def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
+def test_flower__a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     """One SuperNode is stopped as by SIGSTOP, another is killed; the third goes on, and both are named in one line."""
     folder, run = start(running, "faults", rounds=3, **{"round-timeout": 90.0})
     until(lambda: rows(folder) >= 1)
@@ -279,7 +281,7 @@ def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_after_its_superlink_was_killed(running):
+def test_flower__a_run_goes_on_after_its_superlink_was_killed(running):
     folder, _ = start(running, "killed", rounds=3)
     until(lambda: rows(folder) >= 1)
     running.stop("superlink", kill=True)

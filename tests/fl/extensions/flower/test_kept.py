@@ -24,7 +24,7 @@ def scores(folder):
     return {name: float(value) for name, value in zip(header, last) if name.startswith("local_") and value}
 
 
-def test_what_a_disk_has_altered_is_not_taken(tmp_path):
+def test_kept__what_a_disk_has_altered_is_not_taken(tmp_path):
     dealt(settings("ditto", clients=2, participants=1), tmp_path)
     store, level = Store(tmp_path / "kept"), {"w": torch.arange(4.0)}
     store.write(7, 1, 11, level, needed=[])
@@ -48,7 +48,7 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
 @pytest.mark.parametrize(
     "algorithm", ["ditto", "fedrep", *(pytest.param(name, marks=slow) for name in ("local", "pfedme"))]
 )
-def test_a_node_keeps_what_its_client_has_in_the_simulator_and_sends_none_of_it(algorithm, tmp_path):
+def test_kept__a_node_keeps_what_its_client_has_in_the_simulator_and_sends_none_of_it(algorithm, tmp_path):
     config, sent = settings(algorithm, **HELD_OUT), []
 
     def look(client, round, answer):
@@ -73,7 +73,7 @@ def test_a_node_keeps_what_its_client_has_in_the_simulator_and_sends_none_of_it(
 @pytest.mark.parametrize(
     ("algorithm", "changes"), [("fedavg_plus", {}), ("fesem_plus", {"fesem_plus": FeSEMPlusOptions(clusters=2)})]
 )
-def test_clients_fine_tune_where_their_data_are(algorithm, changes, tmp_path):
+def test_kept__clients_fine_tune_where_their_data_are(algorithm, changes, tmp_path):
     config = settings(algorithm, **HELD_OUT, **changes)
     there, _ = deployed(config, tmp_path)
     here = simulated(config, tmp_path)
@@ -95,7 +95,7 @@ def newest(nodes):
 
 
 @pytest.mark.slow
-def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_path):
+def test_kept__a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_path):
     """After an interruption in round 2, which no checkpoint knows of, and a restart of the nodes, the result is the
     same: a node takes the version that the server names, not its newest."""
     config, nodes, test, waiting = prepared
@@ -116,7 +116,7 @@ def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_pa
 
 
 @slow
-def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
+def test_kept__an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
     """A node whose answer of round 1 was lost goes on as if it had not been drawn."""
     config, nodes, test, waiting = prepared
     lost = lambda client, round, answer: "no answer" if (client, round) == (1, 1) else answer  # noqa: E731
@@ -136,7 +136,7 @@ def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, caplog):
+def test_kept__a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, caplog):
     config, nodes, test, waiting = prepared
 
     def burgle(round):
@@ -152,7 +152,7 @@ def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_what_nodes_send_is_clipped_and_not_what_they_keep(tmp_path):
+def test_kept__what_nodes_send_is_clipped_and_not_what_they_keep(tmp_path):
     config = settings("ditto", defence=Defence(clip=0.5))
     there, here = deployed(config, tmp_path)[0], simulated(config, tmp_path)
     shared = [name for name in there if name.startswith("global/")]

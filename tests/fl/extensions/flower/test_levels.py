@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_levels_are_those_of_the_simulator(trained, tmp_path):
+def test_levels__are_those_of_the_simulator(trained, tmp_path):
     root, _ = trained
     there, here = tensors(root / "remote"), simulated(config(), tmp_path)
     assert same(*({name: t for name, t in each.items() if not name.startswith("clients/")} for each in (there, here)))
@@ -53,7 +53,7 @@ def test_levels_are_those_of_the_simulator(trained, tmp_path):
         FeMAMOptions(levels=("personal",)),
     ],
 )
-def test_so_they_are_with_other_options(options, tmp_path):
+def test_levels__so_they_are_with_other_options(options, tmp_path):
     there, here = deployed(config(options), tmp_path)[0], simulated(config(options), tmp_path)
     left = "clients/" if options.levels[-1] == "personal" else "nothing"
     left = (left, "global/") if options.levels == ("personal",) else left  # no server knows the mean of all
@@ -61,7 +61,7 @@ def test_so_they_are_with_other_options(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(trained):
+def test_levels__a_finished_level_travels_once_to_each_client_and_a_personal_one_never(trained):
     root, requests = trained
     came = {}
     for request in requests:
@@ -81,7 +81,7 @@ def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(t
 
 
 @pytest.mark.slow
-def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path):
+def test_levels__a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path):
     options = FeMAMOptions(levels=("global", "2"), level_rounds=(1,), prune=False)
     nodes, test = dealt(config(options), tmp_path / "data")
 
@@ -99,7 +99,7 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
+def test_levels__a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     """At the end of the second level client 1 is not asked: it stays in its cluster."""
     options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), min_gain=100.0)  # all others leave
     nodes, test = dealt(config(options), tmp_path / "data")
@@ -109,7 +109,7 @@ def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     assert (tensors(tmp_path / "run")["structure/pathways"][1] >= 0).tolist() == [False, True, False, False]
 
 
-def test_a_new_client_joins_with_what_the_server_has(trained, tmp_path):
+def test_levels__a_new_client_joins_with_what_the_server_has(trained, tmp_path):
     root, _ = trained
     fl.Pathways.load(root / "remote").save(tmp_path / "levels.safetensors")  # which the new node is given
     paths = fl.Pathways.load(tmp_path / "levels.safetensors")

@@ -50,7 +50,7 @@ def keys(folder):
 
 
 @pytest.mark.parametrize("write", [deal, keys])
-def test_what_clients_have_and_keys_are_for_their_owner_alone(write, tmp_path):
+def test_local__what_clients_have_and_keys_are_for_their_owner_alone(write, tmp_path):
     before = os.umask(0o022)
     try:
         write(tmp_path / "folder")
@@ -60,7 +60,7 @@ def test_what_clients_have_and_keys_are_for_their_owner_alone(write, tmp_path):
     assert modes(tmp_path / "folder") == {(True, "0o700"), (False, "0o600")}
 
 
-def test_what_a_process_of_a_deployment_writes_is_for_its_owner_alone(tmp_path):
+def test_local__what_a_process_of_a_deployment_writes_is_for_its_owner_alone(tmp_path):
     one = Deployment(tmp_path, 1, dict(os.environ))
     write = "import os, sys; os.mkdir(sys.argv[1] + '/run'); open(sys.argv[1] + '/superlink.db', 'w')"
     one._start("superlink", sys.executable, "-c", write, tmp_path)
@@ -73,7 +73,7 @@ def test_what_a_process_of_a_deployment_writes_is_for_its_owner_alone(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="the system does not tell what a process has started")
 @pytest.mark.parametrize("kill", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("killed", [True, False])
-def test_nothing_is_left_of_a_superlink_that_was_killed(running, killed, kill, monkeypatch):
+def test_local__nothing_is_left_of_a_superlink_that_was_killed(running, killed, kill, monkeypatch):
     monkeypatch.setattr(local, "_GRACE", 0.2)
     assert len(marked(running)) == 2
     if killed:
@@ -93,7 +93,7 @@ def test_nothing_is_left_of_a_superlink_that_was_killed(running, killed, kill, m
     ],
 )
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_superlink_that_does_not_answer_is_named(tmp_path, monkeypatch, code, said, alive):
+def test_local__a_superlink_that_does_not_answer_is_named(tmp_path, monkeypatch, code, said, alive):
     one = Deployment(tmp_path, 1, {})
     one.processes["superlink"] = link = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 

@@ -44,18 +44,18 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
         pytest.param("inclusivefl", {**DEEP, "architectures": DEPTHS}, marks=slow),
     ],
 )
-def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes, tmp_path):
+def test_remote__the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes, tmp_path):
     config = settings(algorithm, **changes)
     assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))
 
 
-def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):
+def test_remote__a_model_that_is_its_own_anchor_travels_once(tmp_path):
     _, link = deployed(settings("fedprox", rounds=1), tmp_path)
     assert all(name.startswith("message/model/") for name in link.requests[-1].tensors)
 
 
 @pytest.mark.slow
-def test_nodes_report_what_they_can_afford(tmp_path):
+def test_remote__nodes_report_what_they_can_afford(tmp_path):
     config = settings("fedfa", **DEEP, architectures=replace(WIDTHS, choose="zico"), rounds=1)
     after, link = deployed(config, tmp_path, budgets=[{"width": w} for w in (0.5, 1.0, 0.5, 0.5)])
     fleet = link.requests[-1].header["fleet"]
@@ -72,7 +72,7 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepared, tmp_path, caplog):
+def test_remote__a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepared, tmp_path, caplog):
     """The round is that of the others: as if the client had not been drawn."""
     (config, nodes, test), (spoil, reason) = prepared, FAULTS[fault]
     link = Direct(nodes, lambda client, round, answer: spoil(answer) if client == 1 and round else answer)
@@ -85,7 +85,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
 
 
 @pytest.mark.slow
-def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
+def test_remote__with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
     config, nodes, test = prepared
     config = config.replace(rounds=3)
     waiting = Timeouts(start=0, nodes=3, quorum=2)
@@ -97,7 +97,7 @@ def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path
     assert same(tensors(tmp_path / "run"), tensors(tmp_path / "whole"))
 
 
-def test_nodes_that_do_not_fit_are_refused(prepared, tmp_path):
+def test_remote__nodes_that_do_not_fit_are_refused(prepared, tmp_path):
     config, nodes, test = prepared
     for wrong, reason in (
         (replace(nodes[2], number=1), "two nodes say that they are client"),
@@ -108,7 +108,7 @@ def test_nodes_that_do_not_fit_are_refused(prepared, tmp_path):
             serve(Direct([*nodes[:2], wrong]), config, tmp_path / "run", test, Timeouts(start=0, nodes=3))
 
 
-def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
+def test_remote__a_node_refuses_letters_that_it_does_not_understand(prepared):
     _, (node, *_), _ = prepared
     for header, reason in (({"kind": "open"}, "'open'"), ({}, "lacks kind"), ({"kind": "update"}, "lacks client")):
         with pytest.raises(FLError, match=reason):
@@ -116,7 +116,7 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
 
 
 @pytest.mark.slow
-def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there(tmp_path):
+def test_remote__a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there(tmp_path):
     class WithStranger(Direct):
         asked = 0
 
@@ -139,7 +139,7 @@ def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there
 @pytest.mark.parametrize(
     "algorithm", ["fedadam", *(pytest.param(one, marks=slow) for one in ("fedyogi", "fedadagrad"))]
 )
-def test_an_update_whose_square_is_infinite_ends_the_run_as_diverged(algorithm, tmp_path):
+def test_remote__an_update_whose_square_is_infinite_ends_the_run_as_diverged(algorithm, tmp_path):
     def huge(client, round, answer):
         if (client, round) != (1, 2):
             return answer
@@ -176,7 +176,7 @@ def greeted(tmp_path, **header):
         ({"sample": ["\x1b[2J\nerror: x"]}, "client 1's data have sample"),
     ],
 )  # fmt: skip
-def test_a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_path, caplog):
+def test_remote__a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_path, caplog):
     text = greeted(tmp_path, **header)
     assert "nodes of clients 0, 2, and 3 are needed" in text
     assert "a node was refused: " in text
@@ -186,19 +186,19 @@ def test_a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_p
     assert caplog.messages[0].isprintable()
 
 
-def test_a_node_with_more_samples_than_can_be_numbered_here_is_refused(tmp_path, monkeypatch):
+def test_remote__a_node_with_more_samples_than_can_be_numbered_here_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
     assert "client 1 says that it has 100,000,000 samples" in greeted(tmp_path, sizes=[10**8, 0, 0])
 
 
-def test_a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
+def test_remote__a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
     config = settings("fedavg", clients=4, rounds=1)
     nodes, test = dealt(config, tmp_path / "data")
     serve(Direct(nodes), config.replace(clients=3), tmp_path / "run", test, Timeouts(start=0, nodes=3))
     assert "a node is refused: a node says that it is client 3" in caplog.text
 
 
-def test_many_samples_elsewhere_take_no_memory_here():
+def test_remote__many_samples_elsewhere_take_no_memory_here():
     count = 10**7
     x, y = torch.zeros(1, 3, 32, 32, dtype=torch.uint8).expand(count, 3, 32, 32), torch.zeros(1).long().expand(count)
     some = fl.data.Dataset("given", x, y, x[:2].clone(), y[:2].clone(), 10, 255)
@@ -209,7 +209,7 @@ def test_many_samples_elsewhere_take_no_memory_here():
 @pytest.mark.parametrize(
     "text", ["\x1b[2J\x1b[31mline1\nerror: fine\n", "a\r\u202eb\x00\x9b31m\ud800", 10**400, "x" * 9999]
 )
-def test_what_a_node_writes_reaches_the_log_in_one_plain_line(text, tmp_path, caplog):
+def test_remote__what_a_node_writes_reaches_the_log_in_one_plain_line(text, tmp_path, caplog):
     config = settings("fedavg", rounds=1, participants=4)
     nodes, test = dealt(config, tmp_path / "data")
 

@@ -45,7 +45,7 @@ def run(root, spoil=lambda client, round, answer: answer, config=CONFIG):
 
 
 @pytest.mark.slow
-def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
+def test_secret__with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
     """Choices are drawn one after another: the sources outlive the nodes, which a node's own source has not to."""
     load, sources = Client.load, {}
 
@@ -64,7 +64,7 @@ def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch):
+def test_secret__the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch):
     """It has all requests and its own keys, and opens none of the frames between nodes; no request has a piece bare."""
     servers, passed, models = [], [], []
 
@@ -117,7 +117,7 @@ def silent(phase, who=(1,), rounds=(1, 2)):
 
 
 @pytest.mark.slow
-def test_a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_path, caplog):
+def test_secret__a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_path, caplog):
     summary, link = run(tmp_path, silent(2))
     assert "secure recombination: client 1 is left out (lost in phase 2 of 5)" in caplog.text
     assert summary["final"]["dropped"] == 1
@@ -125,14 +125,14 @@ def test_a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_round_in_which_an_upload_is_lost_changes_nothing_and_the_next_goes_on(tmp_path, caplog):
+def test_secret__a_round_in_which_an_upload_is_lost_changes_nothing_and_the_next_goes_on(tmp_path, caplog):
     summary, link = run(tmp_path, silent(5, rounds=(1,)))
     assert "client 0 is left out (a client was lost while they uploaded)" in caplog.text
     assert "dropped" not in summary["final"]  # in round 2 all took part
     assert not link.files
 
 
-def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
+def test_secret__what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
     def spoil(client, round, answer):
         if client == 1 and answer.header["kind"] == "exchange":
             return answer._replace(tensors={name: 255 - tensor for name, tensor in answer.tensors.items()})
@@ -143,7 +143,7 @@ def test_what_is_altered_on_the_way_is_refused_and_named(tmp_path, caplog):
     assert "takes no part" in caplog.text
 
 
-def test_a_node_whose_state_is_gone_or_damaged_says_so(tmp_path):
+def test_secret__a_node_whose_state_is_gone_or_damaged_says_so(tmp_path):
     nodes, _ = dealt(CONFIG, tmp_path / "data")
     request = NodeMessage({"kind": "exchange", "client": 0, "seed": 0, "round": 1, "ticket": "", "phase": 1}, {})
     with pytest.raises(FLError, match="its keys are gone"):

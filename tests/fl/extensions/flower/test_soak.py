@@ -27,7 +27,7 @@ def absent(client, round, answer):
 
 
 @pytest.mark.nightly
-def test_faults_change_nothing_but_who_takes_part(tmp_path):
+def test_soak__faults_change_nothing_but_who_takes_part(tmp_path):
     config = settings(
         "fedavg", clients=8, participants=8, rounds=100, eval_every=50, checkpoint_every=50, partition="iid"
     )

@@ -56,7 +56,7 @@ LEARNT = [
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_clients_train_dora_alike_in_all_backends(federation_of, backend):
+def test_adapted__clients_train_dora_alike_in_all_backends(federation_of, backend):
     options = AdapterOptions("dora", rank=2, train=("6",))
     servers = []
     for one in ("loop", backend):
@@ -68,7 +68,7 @@ def test_clients_train_dora_alike_in_all_backends(federation_of, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
-def test_clients_train_their_adapters_as_torch_does_on_a_copy(federation_of, backend):
+def test_adapted__clients_train_their_adapters_as_torch_does_on_a_copy(federation_of, backend):
     net = base()
     fed = federation_of(net=net, backend=backend, epochs=1)
     before = {id(tensor): tensor.clone() for tensor in constants(fed.model).values()}
@@ -86,7 +86,7 @@ def test_clients_train_their_adapters_as_torch_does_on_a_copy(federation_of, bac
     assert all(torch.equal(tensor, before[id(tensor)]) for tensor in constants(fed.model).values())
 
 
-def test_the_base_is_there_once(federation_of):
+def test_adapted__the_base_is_there_once(federation_of):
     fed = federation_of()
     shared = {tensor.data_ptr() for tensor in constants(fed.model).values()}
     copied = copy.deepcopy(fed.model, constants(fed.model))
@@ -96,7 +96,7 @@ def test_the_base_is_there_once(federation_of):
     assert len({tensor.data_ptr() for kind in every for tensor in constants(kind.model).values()}) == len(shared)
 
 
-def test_a_stranger_gets_a_plain_model(federation_of):
+def test_adapted__a_stranger_gets_a_plain_model(federation_of):
     fed = federation_of()
     algorithm = ALGORITHMS["fedavg"](fed)
     server = play(algorithm, fed, rounds=2)[-1][0]
@@ -117,7 +117,7 @@ KINDS = {*METHODS, *(name for name in ALGORITHMS if "lora" in name)}
 
 
 @pytest.mark.parametrize("name", some(WITH_ADAPTERS, [name for name in WITH_ADAPTERS if name in KINDS]))
-def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
+def test_adapted__every_method_trains_adapters_or_says_why_not(federation_of, name):
     fed = federation_of(epochs=1, base_changes=ALGORITHMS[name].base_changes)
     algorithm = made(name, fed)
     server, _ = play(algorithm, fed, rounds=2)[-1]
@@ -136,7 +136,7 @@ def product(state, module):
     return adapters.products(state)[module].flatten(1).numpy()
 
 
-def test_flexlora_sends_each_client_the_best_of_its_rank(federation_of):
+def test_adapted__flexlora_sends_each_client_the_best_of_its_rank(federation_of):
     fed = federation_of(RANKS)
     algorithm = ALGORITHMS["flexlora"](fed)
     clients, rng = [1, 0, 2], Rng(0, 1)
@@ -155,7 +155,7 @@ def test_flexlora_sends_each_client_the_best_of_its_rank(federation_of):
     assert 0 <= trained.metrics["lost"] < 1 if hasattr(trained, "metrics") else True
 
 
-def test_flexlora_of_one_client_is_its_own_training(federation_of):
+def test_adapted__flexlora_of_one_client_is_its_own_training(federation_of):
     options = AdapterOptions("lora", rank=2, train=("6",))
     fed = federation_of(options, participants=1)
     servers = [play(ALGORITHMS[name](fed), fed, rounds=1)[0][0]["global"] for name in ("fedavg", "flexlora")]
@@ -163,7 +163,7 @@ def test_flexlora_of_one_client_is_its_own_training(federation_of):
         np.testing.assert_allclose(*(product(server, module) for server in servers), atol=1e-12)
 
 
-def test_averages_of_unequal_ranks_are_over_those_who_have_a_row(federation_of):
+def test_adapted__averages_of_unequal_ranks_are_over_those_who_have_a_row(federation_of):
     fed = federation_of(RANKS)
     algorithm = made("heterofl", fed)
     start = algorithm.init()
@@ -175,7 +175,7 @@ def test_averages_of_unequal_ranks_are_over_those_who_have_a_row(federation_of):
     torch.testing.assert_close(server["global"]["4.lora_A.weight"], expected)
 
 
-def test_fedsa_lora_keeps_b_and_averages_the_rest(federation_of):
+def test_adapted__fedsa_lora_keeps_b_and_averages_the_rest(federation_of):
     fed = federation_of()
     algorithm = ALGORITHMS["fedsa_lora"](fed)
     server, trained = play(algorithm, fed, rounds=2)[-1]
@@ -185,7 +185,7 @@ def test_fedsa_lora_keeps_b_and_averages_the_rest(federation_of):
     assert not torch.equal(b[0], b[1])
 
 
-def test_with_b_alone_the_mean_of_adapters_has_the_mean_product(federation_of):
+def test_adapted__with_b_alone_the_mean_of_adapters_has_the_mean_product(federation_of):
     options = AdapterOptions("lora", rank=2, train=("6",), learn="b")
     fed = federation_of(options)
     assert "4.lora_A.weight" not in fed.initial()
@@ -197,14 +197,14 @@ def test_with_b_alone_the_mean_of_adapters_has_the_mean_product(federation_of):
     torch.testing.assert_close(server["global"]["4.lora_B.weight"] @ a, mean)
 
 
-def test_adapters_of_smaller_ranks_have_the_first_rows_of_the_same_matrix(federation_of):
+def test_adapted__adapters_of_smaller_ranks_have_the_first_rows_of_the_same_matrix(federation_of):
     fed = federation_of(replace(RANKS, learn="b"))
     whole, *others = [dict(kind.model.named_buffers())["4.lora_A.weight"] for kind in fed.fleet.architectures[1:]]
     assert all(torch.equal(other, whole[: len(other)]) for other in others)
 
 
 @pytest.mark.parametrize("name", ["flexlora", "hetlora"])
-def test_all_ranks_learn_though_few_take_part(federation_of, name):
+def test_adapted__all_ranks_learn_though_few_take_part(federation_of, name):
     fed = federation_of(replace(RANKS, ranks=(1, 3)), participants=1)
     algorithm = ALGORITHMS[name](fed)
     server = algorithm.init()
@@ -220,7 +220,7 @@ def other():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
-def test_another_base_is_refused(tmp_path):
+def test_adapted__another_base_is_refused(tmp_path):
     fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run", model=small)
     with pytest.raises(FLError, match="beside other weights"):
         fl.load_model(tmp_path / "run", model=other)
@@ -228,7 +228,7 @@ def test_another_base_is_refused(tmp_path):
         fl.simulate(CONFIG, tmp_path / "run", resume=True, model=other)
 
 
-def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
+def test_adapted__a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
     own = small()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     fl.simulate(CONFIG.replace(algorithm="flora"), tmp_path / "run", model=own)
@@ -249,7 +249,7 @@ def with_another_layer():
 @pytest.mark.parametrize(
     "change", [{"algorithm": "flexlora", "adapters": AdapterOptions("lora", ranks=(1, 2))}, {"algorithm": "fesem"}]
 )
-def test_a_layer_without_an_adapter_is_named_once(caplog, change):
+def test_adapted__a_layer_without_an_adapter_is_named_once(caplog, change):
     fl.build(CONFIG.replace(**{"adapters": AdapterOptions("lora", rank=2)} | change), model=with_another_layer)
     assert caplog.text.count("no adapter for 0: a ConvTranspose2d") == 1
 
@@ -273,7 +273,7 @@ CONFIG = fl.Config.of(
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
 )
-def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
+def test_adapted__a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     config = CONFIG.replace(**change)
     fl.simulate(config, tmp_path / "whole", model=small)
     fl.simulate(config.replace(rounds=1), tmp_path / "parts", model=small)
@@ -315,6 +315,6 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"adapters": replace(LORA, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
     ],
 )
-def test_what_is_refused(change, message):
+def test_adapted__what_is_refused(change, message):
     with pytest.raises(FLError, match=message):
         fl.build(CONFIG.replace(**change), model=small)

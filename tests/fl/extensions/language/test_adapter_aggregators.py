@@ -87,7 +87,7 @@ UNEQUAL = AdapterOptions("lora", ranks=RANKS)
 
 
 @pytest.mark.parametrize("drop", [None, 1])
-def test_fedit_is_the_means_of_factors(played, drop):
+def test_adapter_aggregators__fedit_is_the_means_of_factors(played, drop):
     *_, states, shares, after, _ = played("fedavg", SAME, drop)
     for layer in LAYERS:
         for side in (0, 1):
@@ -96,7 +96,7 @@ def test_fedit_is_the_means_of_factors(played, drop):
     check_head(states, shares, after)
 
 
-def test_ffa_lora_has_the_mean_product(played):
+def test_adapter_aggregators__ffa_lora_has_the_mean_product(played):
     fed, *_, states, shares, after, _ = played("fedavg", replace(SAME, learn="b"))
     for layer in LAYERS:
         a = dict(fed.model.named_buffers())[f"{layer}.lora_A.weight"].flatten(1).numpy()
@@ -106,7 +106,7 @@ def test_ffa_lora_has_the_mean_product(played):
     check_head(states, shares, after)
 
 
-def test_fedsa_lora_is_the_mean_of_a_alone(played):
+def test_fedsa_lora__is_the_mean_of_a_alone(played):
     *_, states, shares, after, _ = played("fedsa_lora", SAME)
     for layer in LAYERS:
         expected = sum(share * state[f"{layer}.lora_A.weight"] for share, state in zip(shares, states))
@@ -116,7 +116,7 @@ def test_fedsa_lora_is_the_mean_of_a_alone(played):
 
 
 @pytest.mark.parametrize("drop", [None, 1])
-def test_flexlora_is_the_best_of_each_rank(played, drop):
+def test_flexlora__is_the_best_of_each_rank(played, drop):
     _, algorithm, _, states, shares, after, metrics = played("flexlora", UNEQUAL, drop)
     lost = []
     for layer in LAYERS:
@@ -131,7 +131,7 @@ def test_flexlora_is_the_best_of_each_rank(played, drop):
 
 
 @pytest.mark.parametrize("drop", [None, 1, 2])  # the last has the largest rank
-def test_hetlora_weighs_zero_padded_factors_by_norms(played, drop):
+def test_hetlora__weighs_zero_padded_factors_by_norms(played, drop):
     _, algorithm, before, states, shares, after, _ = played("hetlora", UNEQUAL, drop)
     for layer in LAYERS:
         norms = np.array([np.sqrt(((b @ a) ** 2).sum()) for a, b in pairs(states, layer)])
@@ -149,7 +149,7 @@ def test_hetlora_weighs_zero_padded_factors_by_norms(played, drop):
 
 
 @pytest.mark.parametrize("drop", [None, 1])
-def test_flora_folds_the_mean_product_into_the_base(played, drop):
+def test_flora__folds_the_mean_product_into_the_base(played, drop):
     _, _, before, states, shares, after, metrics = played("flora", UNEQUAL, drop)
     assert after["global"].keys() == before["global"].keys()
     for layer in LAYERS:
@@ -183,7 +183,7 @@ def surrogate(pairs, shares, sweeps):
 
 
 @pytest.mark.parametrize("drop", [None, 1])
-def test_flora_na_is_alternating_least_squares(played, drop):
+def test_flora_na__is_alternating_least_squares(played, drop):
     *_, states, shares, after, metrics = played("flora_na", SAME, drop)
     lost = []
     for layer in LAYERS:
@@ -196,7 +196,7 @@ def test_flora_na_is_alternating_least_squares(played, drop):
     check_head(states, shares, after)
 
 
-def test_flora_na_finds_the_least_error_that_is_near(played):
+def test_flora_na__finds_the_least_error_that_is_near(played):
     """No small change of the numbers makes the error smaller, and it is smaller than FedIT's."""
     *_, states, shares, _, metrics = played("flora_na", SAME)
     errors = []
@@ -216,7 +216,7 @@ def test_flora_na_finds_the_least_error_that_is_near(played):
     assert metrics["lost"] < np.mean(errors) - 1e-3
 
 
-def test_flora_na_leaves_what_nobody_has_learnt(make_federation):
+def test_flora_na__leaves_what_nobody_has_learnt(make_federation):
     """With B zero everywhere all numbers are as good, and A stays the mean instead of falling to zero."""
     fed = make_federation(adapters=AdapterOptions("lora", rank=2))
     algorithm = ALGORITHMS["flora_na"](fed)
@@ -229,7 +229,7 @@ def test_flora_na_leaves_what_nobody_has_learnt(make_federation):
     assert metrics == {"lost": 0.0}
 
 
-def test_flora_begins_each_round_with_the_model_that_it_made(played):
+def test_flora__begins_each_round_with_the_model_that_it_made(played):
     """A client predicts with the folded base, and later rounds draw other adapters."""
     fed, algorithm, _, *_, after, _ = played("flora", UNEQUAL)
     server, update = algorithm.round(after, CLIENTS, Rng(0, 2))

@@ -110,7 +110,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", some(CASES, ["bert", "llama-lora"]))
-def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tmp_path):
+def test_export_model__backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tmp_path):
     """Also with dropout in training, which all backends draw alike."""
     name, trained = case.partition("-")[0], {}
     for backend in ("loop", "vmap", "workers"):
@@ -136,7 +136,7 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("lora")])
-def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
+def test_export_model__peft_loads_an_exported_adapter(case, folders, tmp_path):
     peft = pytest.importorskip("peft")
     name = case.partition("-")[0]
     options = CASES[case]["adapters"]
@@ -160,7 +160,7 @@ def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, tmp_path):
+def test_hf__adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, tmp_path):
     options = {"adapters": AdapterOptions("lora", rank=2, modules=("*.q_proj",))}
     fl.simulate(settings(folders, "llama", "hf-config", **options)[0], tmp_path / "drawn")
     with pytest.raises(fl.FLError, match=r"base was drawn \(all of it\)"):
@@ -181,7 +181,7 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
-def test_the_first_logits_are_the_librarys(name, folders):
+def test_hf__the_first_logits_are_the_librarys(name, folders):
     """Of the vocabulary all logits are given, also those of numbers that the tokenizer does not have."""
     changes = {"dataset": fl.Dataset.from_arrays(*_images())} if name == "vit" else {}
     config, _ = settings(folders, name, **{"samples": 0} if changes else {})
@@ -200,7 +200,7 @@ def _images():
 
 
 @pytest.mark.slow
-def test_a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
+def test_simulate__a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
     """The loss is the library's own, of labels that it shifts itself; perplexity is its exponential."""
     model = transformers.LlamaForCausalLM.from_pretrained(folders / "llama", attention_dropout=0.0).train()
     folder = tmp_path / "still"
@@ -223,7 +223,7 @@ def test_a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
     assert math.isclose(summary["final"]["perplexity"], loss.exp().item(), rel_tol=1e-5)
 
 
-def test_drawn_weights_follow_the_seed(folders):
+def test_hf__drawn_weights_follow_the_seed(folders):
     first, again, other = (
         fl.build(settings(folders, "gpt2", "hf-config", seed=seed)[0])[0].model.state_dict() for seed in (0, 0, 1)
     )
@@ -233,7 +233,7 @@ def test_drawn_weights_follow_the_seed(folders):
     assert torch.equal(first["model.transformer.wte.weight"], first["model.lm_head.weight"])
 
 
-def test_a_classifier_for_other_classes_is_drawn_and_said(folders, caplog):
+def test_hf__a_classifier_for_other_classes_is_drawn_and_said(folders, caplog):
     config, data = settings(folders, "bert", adapters=AdapterOptions("lora", modules=("*.query",)))
     fl.build(config, data)
     said = next(line for line in caplog.messages if "begins with a drawn" in line)
@@ -246,7 +246,7 @@ def test_a_classifier_for_other_classes_is_drawn_and_said(folders, caplog):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_same_base_only(folders, tmp_path):
+def test_simulate__a_run_goes_on_with_the_same_base_only(folders, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     for file in (folders / "llama").iterdir():
@@ -270,7 +270,7 @@ def test_a_run_goes_on_with_the_same_base_only(folders, tmp_path):
         fl.build(part)
 
 
-def test_text_by_a_tokenizer(folders):
+def test_hf__text_by_a_tokenizer(folders):
     data = settings(folders, "gpt2")[0].load()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "gpt2")
     tokens = tokenizer(TOPICS)["input_ids"]
@@ -281,14 +281,14 @@ def test_text_by_a_tokenizer(folders):
     assert decode(data.x[0], pickle.loads(pickle.dumps(data.vocabulary))) == tokenizer.decode(tokens[:16])
 
 
-def test_bf16(folders, tmp_path):
+def test_simulate__bf16(folders, tmp_path):
     config, _ = settings(folders, "gpt2", precision="bf16", samples=10)
     assert math.isfinite(fl.simulate(config, tmp_path / "run")["final"]["loss"])
     assert {p.dtype for p in fl.load_model(tmp_path / "run").parameters()} == {torch.float32}
 
 
 @pytest.mark.slow
-def test_a_cut_model_is_no_folder(folders, tmp_path):
+def test_export_model__a_cut_model_is_no_folder(folders, tmp_path):
     config, _ = settings(folders, "llama", samples=10, width=0.5)
     fl.simulate(config, tmp_path / "run")
     with pytest.raises(fl.FLError, match=r"has cut.*\.safetensors"):
@@ -306,13 +306,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("model", REFUSED)
-def test_what_cannot_be_is_refused(model, folders):
+def test_hf__what_cannot_be_is_refused(model, folders):
     config, _ = settings(folders, "gpt2", model=model.replace("ROOT", str(folders)))
     with pytest.raises(fl.FLError, match=REFUSED[model]):
         fl.build(config)
 
 
-def test_other_samples_are_refused_with_the_way_out(folders):
+def test_hf__other_samples_are_refused_with_the_way_out(folders):
     with pytest.raises(fl.FLError, match=r"128.*max_position_embeddings"):
         fl.build(settings(folders, "gpt2", text=TextOptions(f"tokenizer:{folders / 'gpt2'}", length=128))[0])
     with pytest.raises(fl.FLError, match="image_size"):
@@ -324,13 +324,13 @@ def test_other_samples_are_refused_with_the_way_out(folders):
             settings(folders, "gpt2", text=TextOptions(tokens))[0].load()
 
 
-def test_without_the_library_the_error_names_the_extra(folders, monkeypatch):
+def test_hf__without_the_library_the_error_names_the_extra(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(fl.FLError, match=r"pip install 'layer-surgery\[hf\]'"):
         fl.build(settings(folders, "gpt2")[0])
 
 
-def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
+def test_hf__next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
     torch.manual_seed(0)
     bert = transformers.BertConfig(vocab_size=320, max_position_embeddings=32, **SIZES)
     bert.save_pretrained(tmp_path / "bert")
@@ -351,7 +351,7 @@ def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
+def test_export_model__what_lies_beside_a_file_of_settings_stays_there(tmp_path):
     transformers.LlamaConfig(vocab_size=320, num_key_value_heads=2, **SIZES).save_pretrained(tmp_path / "llama")
     (tmp_path / "llama/vocabulary_notes.txt").write_text("private")
     (tmp_path / "llama/vocab.txt").write_text("words")
@@ -392,7 +392,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_librarys_classifier_trains_as_it_is(masked):
+def test_hf__a_librarys_classifier_trains_as_it_is(masked):
     """Its output object's logits are taken; one step of all samples is that of torch, its loss that of the library."""
     net, data = bert(**NO_DROPOUT), with_mask() if masked else padded()
     _, method, server, update = one_round(net, data, "loop", clients=1, participants=1, batch_size=40)
@@ -410,7 +410,7 @@ def test_a_librarys_classifier_trains_as_it_is(masked):
     torch.testing.assert_close(method.predict(server, data.test_x), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_backends_agree_on_its_default_dropouts():
+def test_hf__backends_agree_on_its_default_dropouts():
     net, data = bert(), with_mask()
     assert net.config._attn_implementation == "sdpa"
     made = [one_round(net, data, backend)[2]["global"] for backend in ("loop", "loop", "vmap")]
@@ -421,7 +421,7 @@ def test_backends_agree_on_its_default_dropouts():
     assert any(not torch.allclose(without[name], tensor, atol=1e-4) for name, tensor in made[0].items())
 
 
-def test_padding_does_not_matter_where_the_mask_hides_it():
+def test_hf__padding_does_not_matter_where_the_mask_hides_it():
     data, other = with_mask(), with_mask()
     other.x["input_ids"][other.x["attention_mask"] == 0] = 7
     one, two = (one_round(bert(), some, "vmap")[2]["global"] for some in (data, other))

@@ -30,7 +30,7 @@ def answers(data, k):
     return decode(x[: first + 1], data.vocabulary), decode(counted, data.vocabulary)
 
 
-def test_the_answer_counts(tmp_path):
+def test_prompts__the_answer_counts(tmp_path):
     name = write(tmp_path / "sums.jsonl", ROWS)
     data = fl.data.load(name, text=TextOptions("byte", length=32))
     assert (len(data.x), len(data.test_x), data.classes) == (36, 4, 256)
@@ -42,7 +42,7 @@ def test_the_answer_counts(tmp_path):
 
 @pytest.mark.nightly
 @given(st.text(max_size=12), st.text(min_size=1, max_size=12), st.integers(1, 20))
-def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, length):
+def test_prompts__as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, length):
     rows = [{"c": context, "a": answer}] * 10
     template = "{c}{a}"
     whole, end = (context + answer).encode(), answer.encode()
@@ -56,7 +56,7 @@ def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, 
     assert bytes(data.x[0, : len(before)].tolist()) == before
 
 
-def test_lines_end_where_json_lines_do(tmp_path):
+def test_prompts__lines_end_where_json_lines_do(tmp_path):
     row = {"prompt": "a\u2028b", "answer": "c"}
     text = "\n".join([json.dumps(row, ensure_ascii=False)] * 10)
     (tmp_path / "mark.jsonl").write_text(f"\ufeff{text}\n", "utf-8")
@@ -64,7 +64,7 @@ def test_lines_end_where_json_lines_do(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["[UNK]", "[END]"], ["[END]", "[UNK]"]])
-def test_a_tokenizer_ends_answers(tmp_path, words):
+def test_prompts__a_tokenizer_ends_answers(tmp_path, words):
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -77,7 +77,7 @@ def test_a_tokenizer_ends_answers(tmp_path, words):
     assert [words[i] for i in counted] == ["is", "6", "[END]"]
 
 
-def test_it_trains_and_measures_answers(tmp_path):
+def test_simulate__it_trains_and_measures_answers(tmp_path):
     config = fl.Config.of(
         algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
         participants=2, rounds=2, model="transformer", width=0.125, depth=1, text=TextOptions("byte", length=24),
@@ -112,12 +112,12 @@ def test_it_trains_and_measures_answers(tmp_path):
         ([*ROWS, {"prompt": "1", "answer": "2"}], TextOptions.template, "sample 40 has no owner"),
     ],
 )
-def test_refusals(rows, template, message):
+def test_prompts__refusals(rows, template, message):
     with pytest.raises(fl.FLError, match=message):
         dataset("sums", rows, TextOptions(template=template))
 
 
-def test_files_that_are_none(tmp_path):
+def test_prompts__files_that_are_none(tmp_path):
     with pytest.raises(fl.FLError, match="there is no file"):
         fl.data.load("prompts:nothing.jsonl", tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt"\n')
@@ -127,7 +127,7 @@ def test_files_that_are_none(tmp_path):
         fl.data.load("pydoc", text=TextOptions(template="{a}"))
 
 
-def test_a_masked_model_names_any_token(tmp_path):
+def test_prompts__a_masked_model_names_any_token(tmp_path):
     config = fl.Config.of(
         algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
         participants=2, model="transformer_masked", width=0.125, depth=1, text=TextOptions("byte", length=24),
