@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 from surgery import __version__
@@ -57,9 +59,29 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
         raise SurgeryError(f"unknown command {name!r}: {hint}", code="name")
     elif name == "merge" and arguments[1:] in (["--help"], ["-h"]):
         print(called(help_of(arguments[0])))
+    elif {"-h", "--help"} & set(arguments):
+        with redirect_stdout(StringIO()) as page, suppress(SystemExit):  # no terminal: lines instead of boxes
+            tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=["--help"])
+        print(headed(page.getvalue()))
     else:
         return tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=arguments)
     return 0
+
+
+def headed(page: str) -> str:
+    """Lay a page of tyro's out as those of the other commands: a colon behind each heading instead of a line below it.
+
+    >>> print(headed(" options\\n ------- \\n  --seed INT"))
+    options:
+      --seed INT
+    """
+    lines: list[str] = []
+    for line in map(str.rstrip, page.splitlines()):
+        if line.startswith(" ---"):
+            lines[-1] = f"{lines[-1].strip()}:"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

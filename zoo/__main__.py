@@ -1,55 +1,77 @@
 """List the models of the zoo with their sizes: `python -m zoo`."""
 
+import argparse
+import difflib
+import inspect
 import json as json_format
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any, NoReturn
 
 from zoo.errors import ZooError
 from zoo.spec import Spec, names
 
+FLAGS = {
+    "--width RATE,...": "rate of the hidden widths: one for all, or one for each section (default: 1.0)",
+    "--depth INT,...": "number of blocks: one for all sections, or one for each",
+    "--num-classes INT": "number of classes, or of words in the vocabulary",
+    "--in-channels INT": "channels of the images (default: 3; 1 for the cnn)",
+    "--image-size INT": "height and width of the images",
+    "--norm NORM": "batch, static_batch, group, layer or none",
+    "--yaml": "print the specs as YAML instead",
+    "--json": "print one JSON object a line instead",
+}
+"""From each flag, as it is written, to what it does; without one a model is as published."""
 
-def _shown(metavar: str | None = None, default: str = "") -> Any:
-    """Return what --help says of a flag's value, and of its absence, where tyro would print None, () or False."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
+
+class Parser(argparse.ArgumentParser):
+    """The command's arguments."""
+
+    def __init__(self, program: str) -> None:
+        columns = min(120, shutil.get_terminal_size().columns)
+        super().__init__(
+            usage=f"{program} [NAME ...] [--FLAG VALUE ...]",
+            description=inspect.getdoc(show),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 26, columns),
+            add_help=False,
+            allow_abbrev=False,
+        )
+        arguments = self.add_argument_group("arguments")
+        arguments.add_argument("models", nargs="*", metavar="[NAME ...]", help="the models to show (default: all)")
+        for written, text in FLAGS.items():
+            flag, _, value = written.partition(" ")
+            kind: dict[str, Any] = {"action": "store_true"}
+            if value:
+                kind = {"metavar": value, "type": int if value == "INT" else str}
+            arguments.add_argument(flag, help=text, **kind)
+        arguments.add_argument("-h", "--help", action="help", help="show this and exit")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ZooError, which names the flag that may have been meant."""
+        wrong = next((word.strip(":") for word in message.split() if word.startswith("--")), "")
+        near = difflib.get_close_matches(wrong, [written.split()[0] for written in FLAGS], n=1)
+        hint = f"did you mean {near[0]}?" if near and near[0] != wrong else "--help lists the flags"
+        raise ZooError(f"{message}: {hint}", code="argument")
 
 
 def show(
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, _shown("[NAME ...]", "[all]")] = (),
-    width: Annotated[str, tyro.conf.arg(metavar="RATE,...")] = "1.0",
-    depth: Annotated[str, tyro.conf.arg(metavar="INT,...")] = "all",
-    num_classes: Annotated[int | None, _shown("INT", "[the model's own]")] = None,
-    in_channels: Annotated[int | None, _shown("INT", "[3; 1 for the cnn]")] = None,
-    image_size: Annotated[int | None, _shown("INT", "[the model's own]")] = None,
-    norm: Annotated[str | None, _shown("NORM", "[the model's own]")] = None,
-    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False,
+    models: Sequence[str] = (),
+    width: str | None = None,
+    depth: str | None = None,
+    yaml: bool = False,
+    json: bool = False,
+    **given: Any,
 ) -> None:
     """Print parameters, multiply-accumulates of one input, and blocks of each section.
 
     Without names, all models of the zoo are shown that take the given flags.
-
-    Args:
-        models: the models to show
-        width: rate of the hidden widths: one for all, or one for each section
-        depth: number of blocks: one for all sections, or one for each
-        num_classes: number of classes, or of words in the vocabulary
-        in_channels: channels of the images
-        image_size: height and width of the images
-        norm: batch, static_batch, group, layer or none
-        yaml: print the specs as YAML instead
-        json: print one JSON object a line instead
     """
     if yaml and json:
         raise ZooError("--yaml and --json are two forms of output: give one of them", code="argument")
-    given: dict[str, Any] = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    given |= {"norm": norm, "width": _numbers("width", width, float)}
-    given |= {"depth": None if depth == "all" else _numbers("depth", depth, int)}
+    given |= {"width": _numbers("width", width or "1", float), "depth": depth and _numbers("depth", depth, int)}
     specs, refused = [], None
     for name in models or names():
         try:
@@ -122,10 +144,10 @@ def _short(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
+    """Run the command line. Return the exit code: 0, or 2 if the command cannot be carried out."""
     program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
-        tyro.cli(show, prog=program, args=argv)
+        show(**vars(Parser(program).parse_args(argv)))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,7 +37,7 @@ def by_hand(model):
     return sum(counts)
 
 
-def test_json_agrees_with_counting(capsys):
+def test_inspect__json_agrees_with_counting(capsys):
     model = named("torchvision:resnet18")
     found = facts(capsys, *RESNET)
     assert found["after"] is None
@@ -70,7 +70,7 @@ def test_json_agrees_with_counting(capsys):
         ),
     ],
 )
-def test_the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
+def test_inspect__the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
     """Every tensor of the new model is in exactly one row, though blocks are dropped, repeated and renumbered."""
     found = facts(capsys, *model, *flags)
     names, total = [], 0
@@ -85,7 +85,7 @@ def test_the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
 
 
 @pytest.mark.slow
-def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
+def test_inspect__the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -99,24 +99,24 @@ def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
 
 
 @pytest.mark.slow
-def test_equal_blocks_are_listed_once(capsys):
+def test_inspect__equal_blocks_are_listed_once(capsys):
     assert main(["inspect", "timm:test_vit"]) == 0
     assert "alike" in capsys.readouterr().out
 
 
-def test_a_model_that_does_not_run_still_shows_its_layers(capsys):
+def test_inspect__a_model_that_does_not_run_still_shows_its_layers(capsys):
     assert main(["inspect", "timm:test_vit", "--input", "3,100,100"]) == 0
     printed = capsys.readouterr().out
     assert "mlp.fc1" in printed
     assert "note: the model does not run on 3x100x100" in printed
 
 
-def test_a_model_without_sections_is_described():
+def test_inspect__a_model_without_sections_is_described():
     text = describe(report_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), shape=[2]))
     assert "0  Linear  3x2" in text
 
 
-def test_attention_is_counted_in_both_libraries():
+def test_inspect__attention_is_counted_in_both_libraries():
     """Heads of 16 over 4 + 1 tokens: the products of queries, keys and values are operations, too."""
     layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
     expected = 5 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 5 * 5 * 32
@@ -127,7 +127,7 @@ def test_attention_is_counted_in_both_libraries():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", some(["png", "svg", "pdf"], ["svg"]))
 @pytest.mark.drawn
-def test_pictures_are_written(tmp_path, capsys, suffix):
+def test_inspect__pictures_are_written(tmp_path, capsys, suffix):
     file = tmp_path / f"model.{suffix}"
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2", "--plot", str(file)]) == 0
     assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
@@ -152,7 +152,7 @@ def test_pictures_are_written(tmp_path, capsys, suffix):
         ([*RESNET[:2], "--input", "1,32,32", "--width", "0.5"], "does not run on 1x32x32"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(capsys, arguments, message):
+def test_inspect__what_cannot_be_done_is_one_line(capsys, arguments, message):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -164,7 +164,7 @@ def test_what_cannot_be_done_is_one_line(capsys, arguments, message):
     ("flag", "given", "said"),
     [("depth", "2,,2", "is no list of whole numbers"), ("input", "3,x", "is no list of whole numbers")],
 )
-def test_what_is_no_list_of_numbers_is_refused(capsys, flag, given, said):
+def test_inspect__what_is_no_list_of_numbers_is_refused(capsys, flag, given, said):
     with pytest.raises(SystemExit) as caught:
         main([*RESNET, f"--{flag}", given])
     assert caught.value.code == 2
@@ -172,13 +172,11 @@ def test_what_is_no_list_of_numbers_is_refused(capsys, flag, given, said):
     assert f"Error parsing --{flag}: {given!r} {said}" in shown
 
 
-def test_help(capsys):
+def test_inspect__help(capsys):
     assert main([]) == main(["--help"]) == 0
     assert "python -m surgery inspect torchvision:resnet50" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main(["inspect", "--help"])
-    assert caught.value.code == 0
-    assert "--plot FILE" in capsys.readouterr().out
+    assert main(["inspect", "--help"]) == 0
+    assert "\n  --plot FILE " in capsys.readouterr().out
 
 
 class Slow(nn.Module):
@@ -193,7 +191,7 @@ class Slow(nn.Module):
             x = x + self.block.weight.sum()
 
 
-def test_a_step_that_takes_too_long_is_stopped_and_named_and_the_rest_is_shown():
+def test_inspect__a_step_that_takes_too_long_is_stopped_and_named_and_the_rest_is_shown():
     begin = time.monotonic()
     report = report_of(Slow(), shape=[2], steps=Steps(seconds=0.1))
     assert time.monotonic() - begin < 5
@@ -204,7 +202,7 @@ def test_a_step_that_takes_too_long_is_stopped_and_named_and_the_rest_is_shown()
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
+def test_inspect__nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
     monkeypatch.setattr("surgery.inspect.report._at_depth", lambda *_: time.sleep(5))
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     net = nn.Sequential(nn.Linear(2, 4), block, copy.deepcopy(block), nn.Linear(4, 2))
@@ -214,7 +212,7 @@ def test_nothing_is_narrowed_at_a_depth_that_was_not_asked_for(monkeypatch):
     assert report.sections[0].after == 2
 
 
-def test_steps_are_shown_on_a_terminal_only():
+def test_inspect__steps_are_shown_on_a_terminal_only():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -229,7 +227,7 @@ def test_steps_are_shown_on_a_terminal_only():
     ]
 
 
-def test_operations_are_counted_without_computing():
+def test_inspect__operations_are_counted_without_computing():
     net = nn.Sequential(nn.Conv2d(1, 256, 1), *(nn.Conv2d(256, 256, 5, padding=2) for _ in range(4)))  # minutes, if run
     report = report_of(net, shape=[1, 2048, 2048])
     assert report.before.macs == 2048 * 2048 * (256 + 4 * 256 * 256 * 25)
@@ -246,7 +244,7 @@ def test_operations_are_counted_without_computing():
         ),
     ],
 )
-def test_the_picture_has_a_line_for_each_coupled_width(net, rows, drawn):
+def test_inspect__the_picture_has_a_line_for_each_coupled_width(net, rows, drawn):
     report = report_of(SMALL[net](), shape=(3, 6, 6))
     names = [bar.name for bar in bars(report)]
     found = coupled(report, names, dict.fromkeys(names, 0))

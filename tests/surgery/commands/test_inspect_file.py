@@ -27,7 +27,7 @@ def file(tmp_path, monkeypatch):
     return "net.safetensors"
 
 
-def test_what_names_and_shapes_show(file, capsys):
+def test_inspect_file__what_names_and_shapes_show(file, capsys):
     assert main(["inspect", file]) == 0
     assert capsys.readouterr().out == (
         "net.safetensors\n"
@@ -41,7 +41,7 @@ def test_what_names_and_shapes_show(file, capsys):
     )
 
 
-def test_how_it_was_made_and_its_widths(file, capsys):
+def test_inspect_file__how_it_was_made_and_its_widths(file, capsys):
     given = ("--model", "their_nets:net", "--input", "4")
     assert main(["permute", file, *given, "--by", "l1", "--out", "sorted.safetensors"]) == 0
     capsys.readouterr()
@@ -57,7 +57,7 @@ def test_how_it_was_made_and_its_widths(file, capsys):
     assert {one["name"] for one in found["widths"]} > {"0.0.weight:0", "1.0.weight:0", "2.0.weight:0"}
 
 
-def test_what_cannot_be_shown_is_one_line(file, capsys):
+def test_inspect_file__what_cannot_be_shown_is_one_line(file, capsys):
     for arguments, text in [
         ((file, "--width", "0.5"), "--width"),
         ((file, "--model", "their_nets:none"), "their_nets:none"),
@@ -68,7 +68,7 @@ def test_what_cannot_be_shown_is_one_line(file, capsys):
         assert text in said
 
 
-def test_too_little_memory_is_one_line(file, monkeypatch, capsys):
+def test_inspect_file__too_little_memory_is_one_line(file, monkeypatch, capsys):
     def full(*args):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB")
 

@@ -60,7 +60,7 @@ def nets(tmp_path, monkeypatch):
     return found
 
 
-def test_permute_by_a_file_and_back(nets, tmp_path):
+def test_permute__by_a_file_and_back(nets, tmp_path):
     orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.0.a.weight:0": [*range(1, 12), 0]}
     (tmp_path / "orders.json").write_text(json.dumps(orders))
     given = ("--permutations", "orders.json", *MODEL)
@@ -78,7 +78,7 @@ def test_permute_by_a_file_and_back(nets, tmp_path):
     assert made["inputs"]["model"]["path"] == "a.safetensors"
 
 
-def test_sort_by_puts_the_important_positions_first(nets):
+def test_orders__sort_by_puts_the_important_positions_first(nets):
     run("permute", "a.safetensors", "--by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
     scores = surgery.pruning.importance(nets[0], example=X, by="l1")
     same("sorted.safetensors", surgery.state(surgery.symmetry.permute(nets[0], by=scores, example=X)[0]))
@@ -86,7 +86,7 @@ def test_sort_by_puts_the_important_positions_first(nets):
     same("back.safetensors", surgery.state(nets[0]))
 
 
-def test_align_finds_a_permuted_copy(nets, tmp_path):
+def test_align__finds_a_permuted_copy(nets, tmp_path):
     orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.1.a.weight:0": [*range(1, 12), 0]}
     copy, _ = surgery.symmetry.permute(nets[0], orders, example=X)
     save_file(copy.state_dict(), "copy.safetensors")
@@ -100,7 +100,7 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
     same("other.safetensors", surgery.state(surgery.symmetry.align(nets, example=X).models[1]))
 
 
-def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
+def test_orders__a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
     import their_orders
 
     for seed in range(2):
@@ -114,7 +114,7 @@ def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, cap
     same("aligned.safetensors", load_file("kept1.safetensors"))
 
 
-def test_widen_and_the_old_model_in_it(nets):
+def test_widen__and_the_old_model_in_it(nets):
     half = {name: tensor.bfloat16() for name, tensor in load_file("a.safetensors").items()}
     save_file(half, "half.safetensors")
     run("widen", "a.safetensors", "--rate", "2", *MODEL, "--out", "wide.safetensors")
@@ -126,7 +126,7 @@ def test_widen_and_the_old_model_in_it(nets):
     same("old.safetensors", half)
 
 
-def test_merges_that_are_measured(nets, capsys):
+def test_orders__merges_that_are_measured(nets, capsys):
     import their_orders
 
     files = ("a.safetensors", "b.safetensors")
@@ -143,7 +143,7 @@ def test_merges_that_are_measured(nets, capsys):
         same(f"{k}.safetensors", soup)
 
 
-def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
+def test_orders__what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
     import their_orders
 
     save_file(their_orders.Kept().state_dict(), "kept.safetensors")
