@@ -22,17 +22,15 @@ rebuilt as small functions on this library. `{command}` runs each, compares its 
 and writes this page.
 
 **{works} of {all} work**; {purpose} are left out on purpose, and {later} are not there yet. Lines are those of the
-function without its checks; networks and data that a user has anyway do not count. The last column says what was
-reported or asked for there; the other tools were not run for it. What was run is in [what others
-can](surgery.md#what-others-can).
+function without its checks, and without networks and data that a user has anyway. The last column says what was
+reported or asked for there; the other tools were not run for it, but for [these](surgery.md#what-others-can).
 """
 
 
 def row(one: Outcome) -> str:
     """Return the table's row of an outcome."""
-    lines = count_lines(one.wish.run)
     message = (one.message.splitlines() or [""])[-1].strip().replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
-    ours = f"works in {lines} line{'s' * (lines > 1)}" if one.works else f"refused, {one.wish.why}: {message}"
+    ours = count_lines(one.wish.run) if one.works else f"refused, {one.wish.why}: {message}"
     return f"| {one.wish.job} | {ours} | {one.wish.source}: {one.wish.seen} |"
 
 
@@ -43,7 +41,7 @@ def page(outcomes: Iterable[Outcome]) -> Iterator[str]:
     counts = {"works": len(outcomes) - len(refused), "all": len(outcomes), "purpose": refused.count("on purpose")}
     yield HEAD.format(command="python -m benchmarks.wishes", **counts, later=refused.count("not yet"))
     for theme, group in groupby(outcomes, key=lambda one: one.wish.theme):
-        yield f"## {TITLES[theme]}\n\n| job | ours | others |\n|---|---|---|"
+        yield f"## {TITLES[theme]}\n\n| job | lines | others |\n|---|---|---|"
         yield from map(row, group)
         yield ""
 
