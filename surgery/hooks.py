@@ -1,4 +1,4 @@
-"""What else follows a plan: rooms on top of the core that know what some models hold, found by the model.
+"""Hooks by which rooms on top of the core, which know what some models hold, follow a plan.
 
 The core changes tensors and attributes. A follower also changes what a kind of model says of itself, such as the
 configuration that its class makes it from.

@@ -1,4 +1,4 @@
-"""What families are written with: networks, the parts of their blocks as arguments ask for them, initial weights."""
+"""Parts of the families: networks, blocks as arguments ask for them, initial weights."""
 
 import math
 from collections import OrderedDict

@@ -1,1 +1,1 @@
-"""What every room needs: errors, files, tables, random numbers, types of flags, what packages declare."""
+"""Basics of every room: errors, files, tables, random numbers, types of flags, declarations of packages."""

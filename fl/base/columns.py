@@ -1,4 +1,4 @@
-"""What is known of a column of metrics.csv, in one place."""
+"""Columns of metrics.csv: all that is known of one, in one place."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How the command lines end, with an exit code and one line for what cannot be done, and what they do not say twice."""
+"""End command lines with an exit code and one line for what cannot be done; say nothing twice."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What extends this project: new files in its rooms, entry points of packages, objects by their import path."""
+"""Find extensions of this project: new files in its rooms, entry points of packages, objects by their import path."""
 
 import difflib
 import logging

@@ -1,4 +1,4 @@
-"""What a model is given of samples: one tensor, or several by name, and what has to know which of the two it is."""
+"""Inputs of a model: one tensor, or several by name, and whatever has to know which of the two it is."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""What a data set's own file needs: Loader, which says how it is loaded, and Source, which says where its files are."""
+"""Parts of a data set's own file: Loader, which says how it is loaded, and Source, which says where its files are."""
 
 import logging
 from collections.abc import Callable

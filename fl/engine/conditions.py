@@ -1,4 +1,4 @@
-"""What a choice of backend holds for: a device with its versions, a model, shapes, and the code of a step."""
+"""Conditions under which a choice of backend holds: a device with its versions, a model, shapes, and a step's code."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What clients minimise, and where they take its gradient: the only two hooks into local training.
+"""Objectives that clients minimise, and where they take the gradient: the only two hooks into local training.
 
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
 model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the

@@ -1,4 +1,4 @@
-"""How far the training of a cohort is, for whoever shows it: backends count the clients that are done."""
+"""Count the clients of a cohort that have been trained, for whoever shows it."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""How long clients take, in simulated time, and what becomes of those who are late."""
+"""Simulate the time that clients take, and leave out or shorten the work of those who are late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

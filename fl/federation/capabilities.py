@@ -1,4 +1,4 @@
-"""What a method must be able to do for a setting, or for what wraps it; methods say which of these they lack."""
+"""Capabilities that a setting or a wrapper needs of a method; methods say which of these they lack."""
 
 from collections.abc import Container, Mapping
 

@@ -1,4 +1,4 @@
-"""What clients are sent, what they send, and what they keep for themselves."""
+"""Records of clients: messages to them, their updates, and the state that each keeps for itself."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""What is measured of predictions: the scores of each task, and metrics by name.
+"""Score predictions: the scores of each task, and metrics by name.
 
 The scores of every run are computed for all clients at once, since scikit-learn takes milliseconds for each; tests hold
 them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorers, or functions of yours. Only they

@@ -1,4 +1,4 @@
-"""How a round reaches its clients: in this process, or on machines of their own.
+"""Transports, which carry a round to its clients: in this process, or on machines of their own.
 
 What clients keep for themselves from round to round lies in the server's part CLIENTS: in this process the states of
 all clients, a row each; for clients on other machines only what their transport needs to find them again.

@@ -1,4 +1,4 @@
-"""What a way of dealing samples out to clients is."""
+"""The kind of a partition: a way of dealing samples out to clients."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every client trains, validates and tests on: a few tensors, however many clients there are."""
+"""Splits: a few tensors, however many clients, of the samples that each trains, validates and tests on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a run needs to continue: the server's tensors and, in the same file, their round and the best model so far."""
+"""Checkpoints of a run: the server's tensors and, in the same file, their round and the best model so far."""
 
 import dataclasses
 import json

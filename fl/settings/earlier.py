@@ -1,4 +1,4 @@
-"""What settings were called in earlier versions, and what a user takes instead of those that are gone."""
+"""Names of settings in earlier versions, and what a user takes instead of those that are gone."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `--help` prints, laid out by argparse; tyro reads the command lines themselves."""
+"""Print the pages of `--help`, laid out by argparse; tyro reads the command lines themselves."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""What drives all methods: models are checked once, then each tensor is merged by a function of slabs.
+"""Drive all methods of merging: check models once, then merge each tensor by a function of slabs.
 
 A method is a kernel, `kernel(group, **settings)`: it looks at one tensor of all models as far as it must, and returns
 the function that merges a stretch of it. The driver finds the settings of each tensor, reads slabs in the dtype to

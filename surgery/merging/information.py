@@ -1,4 +1,4 @@
-"""What Fisher- and regression-weighted merging need to know of each model, measured on some of its data."""
+"""Measure on some data what Fisher- and regression-weighted merging need to know of each model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What methods are made of: combinations of tensors, their inner products, ranks of elements, and random draws."""
+"""Parts of methods: combinations of tensors, their inner products, ranks of elements, and random draws."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How alike two models are, position by position of their widths: by weights, and by what their layers read."""
+"""Compare two models position by position of their widths: by weights, and by what their layers read."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

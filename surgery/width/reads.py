@@ -1,4 +1,4 @@
-"""What an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
+"""Read what an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar

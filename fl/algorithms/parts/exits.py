@@ -1,4 +1,4 @@
-"""What methods share in which the exits of a client's model learn from each other."""
+"""Train the exits of a client's model on each other's outputs."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How far a client's steps go: what SCAFFOLD and FedNova divide its update by."""
+"""Measure how far a client's steps go, by which SCAFFOLD and FedNova divide its update."""
 
 from collections.abc import Sequence
 

@@ -1,3 +1,3 @@
-"""What `python -m fl` starts of this extension."""
+"""Commands of this extension that `python -m fl` starts."""
 
 COMMANDS = {"deploy": ("fl.extensions.flower.__main__", "Train with real clients on Flower")}

@@ -1,4 +1,4 @@
-"""What server and nodes send each other: plain numbers and tensors. Nothing in it is ever unpickled."""
+"""Messages between server and nodes: plain numbers and tensors. Nothing in them is ever unpickled."""
 
 import math
 from collections.abc import Mapping, Sequence

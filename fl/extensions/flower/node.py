@@ -1,4 +1,4 @@
-"""What a node does: it says what it has, and trains the model that it is sent on its own data."""
+"""A node: it says which client's data it has, and trains the model that it is sent on them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

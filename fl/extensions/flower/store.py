@@ -1,4 +1,4 @@
-"""What a node keeps on its disk: its client's state after each of the rounds that the server may still name.
+"""Keep on a node's disk its client's state after each of the rounds that the server may still name.
 
     FOLDER/RUN/ROUND-VERSION.safetensors
     FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
