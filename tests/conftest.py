@@ -28,6 +28,7 @@ from fl.data import Dataset
 from fl.engine import graphs
 from fl.extensions.language.adapters import adapted
 from fl.federation import Federation
+from fl.figures import curves, style
 from fl.partition import Split
 from surgery import transfer
 
@@ -105,14 +106,19 @@ def threads(monkeypatch):
     torch.set_num_threads(before)
 
 
-DRAW = Figure.savefig
+DRAW = Figure.savefig, curves.run_figure
 
 
 @pytest.fixture(autouse=True, scope="module")
-def figures_are_not_drawn():
-    """Drawing takes longer than most of what it shows: files with other content stand for figures."""
-    with pytest.MonkeyPatch.context() as patch:  # also for runs that the tests of a file share
+def nothing_is_drawn_and_the_disk_is_not_waited_for():
+    """Drawing a run and waiting for the disk take longer than most of what it trains.
+
+    Files with other content stand for figures. Also for runs that the tests of a file share.
+    """
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
+        patch.setattr(curves, "run_figure", lambda rows, title, path, what="": style.save(Figure(), path))
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 
@@ -120,7 +126,8 @@ def figures_are_not_drawn():
 def figures_are_drawn(request, monkeypatch):
     """In tests that are marked `drawn`."""
     if request.node.get_closest_marker("drawn"):
-        monkeypatch.setattr(Figure, "savefig", DRAW)
+        monkeypatch.setattr(Figure, "savefig", DRAW[0])
+        monkeypatch.setattr(curves, "run_figure", DRAW[1])
 
 
 @pytest.fixture

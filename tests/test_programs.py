@@ -97,6 +97,7 @@ def test_programs__what_the_gpu_script_does_not_know_is_an_error(arguments):
     assert "What waits for a GPU" in done.stdout
 
 
+@pytest.mark.slow
 def test_programs__steps_that_take_too_long_are_ended_and_the_others_go_on(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gpu = importlib.import_module("gpu")

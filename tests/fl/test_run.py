@@ -62,6 +62,7 @@ def test_run__intervals_are_kept(tmp_path, monkeypatch):
     assert not any("models_accuracy" in row for row in never)
 
 
+@pytest.mark.slow
 def test_run__training_learns_real_digits(tmp_path):
     """The defaults, shortened: far above the 10% of guessing."""
     assert cli.main(["--rounds", "5", "--out", str(tmp_path), "--name", "a"]) == 0

@@ -83,6 +83,7 @@ print(small.config.width, deep.config.depth)  # code may read how many blocks to
 """
 
 
+@pytest.mark.slow
 def test_bare__it_works_with_torch_and_numpy_alone():
     ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr

@@ -113,10 +113,10 @@ def test_admission__a_process_that_misbehaves_leaves_the_loop(groups, monkeypatc
     [
         ("quick", True, ""),
         ("slow", True, "times as fast"),
-        ("differs", True, "differs from the loop"),
+        pytest.param("differs", True, "differs from the loop", marks=pytest.mark.slow),
         ("nan", True, "differs from the loop by nan"),
         ("wavers", True, "does not repeat itself"),
-        ("wavers", False, ""),
+        pytest.param("wavers", False, "", marks=pytest.mark.slow),
     ],
 )
 def test_admission__what_is_measured_decides(groups, tmp_path, name, deterministic, why):
@@ -331,7 +331,7 @@ def test_admission__a_device_that_others_have_taken_is_tried_again(groups, monke
         assert found.late == 0 or again
 
 
-@pytest.mark.parametrize("name", ["hangs", "slow"])
+@pytest.mark.parametrize("name", ["hangs", pytest.param("slow", marks=pytest.mark.slow)])
 def test_admission__a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatch, name):
     """A fiftieth of the run, with all that it takes: the loop's steps, writing, processes that import, and their end.
 
@@ -361,6 +361,7 @@ def test_admission__a_run_that_is_too_short_to_try_makes_hardly_a_step_more(
     assert len(made) <= 3 * of_a_round
 
 
+@pytest.mark.slow
 def test_admission__a_process_that_tries_goes_first_where_memory_runs_out(monkeypatch, tmp_path):
     score = Path("/proc/self/oom_score_adj")
     if not score.exists():

@@ -76,8 +76,10 @@ def skew(tables):
     return np.array([[each.mean(), each[len(each) // 2 :].mean()] for each in squares])
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0])
-@pytest.mark.parametrize("y", [balanced(200, 4), torch.arange(20).repeat_interleave(torch.arange(1, 21)) % 4])
+@pytest.mark.parametrize(
+    ("alpha", "y"),
+    [(0.1, balanced(200, 4)), (1.0, torch.arange(20).repeat_interleave(torch.arange(1, 21)) % 4)],
+)
 def test_partition__mixtures_are_those_of_plain_loops(y, alpha):
     """All clients equally large; their skew is the loops' within four standard errors, also where classes run out."""
     ours, loops = [], []

@@ -187,7 +187,9 @@ def said_by_readers(folder, place, data, told):
 ALIKE = {  # found by the same comparison as others
     (POINT, "another rate"), (POINT, "a bit of a checksum"), (POINT, "a bit of the header"), (TABLE, "another loss"),
     (TABLE, "a round below 1"), (TABLE, "no text"), (CLIENTS, "a table cut off"), (SETTINGS, "a word in a list"),
-    (SETTINGS, "no text"),
+    (SETTINGS, "no text"), (POINT, "another version"), (POINT, "another method"), (TABLE, "another heading"),
+    (TABLE, "other columns"), (TABLE, "half a gigabyte"), (CLIENTS, "nothing"), (START, "no file"),
+    (SETTINGS, "an option that there is not"), (SETTINGS, "no file"),
 }  # fmt: skip
 
 

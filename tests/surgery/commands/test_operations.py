@@ -146,7 +146,7 @@ def test_write__a_wrong_input_or_number_of_classes_says_what_to_give(net, capsys
 BART = {"layers": 1, "attention_heads": 2, "ffn_dim": 12}
 
 
-@pytest.mark.parametrize("kind", ["T5", "Bart"])
+@pytest.mark.parametrize("kind", ["T5", pytest.param("Bart", marks=pytest.mark.slow)])
 def test_narrow__folders_of_encoders_with_decoders_need_no_input(kind, tmp_path, monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import surgery
 TOKENS = {"input_ids": torch.arange(2, 18).view(2, 8)}
 
 
-@pytest.mark.parametrize(("name", "tied"), [("helium", False), ("cohere", True)])
+@pytest.mark.parametrize(("name", "tied"), [pytest.param("helium", False, marks=pytest.mark.slow), ("cohere", True)])
 def test_configured__a_number_that_is_as_large_as_a_width_by_chance_stays(name, tied, tmp_path, caplog):
     """The class makes the same tensors of twice as wide heads and half as many, but other frequencies."""
     transformers = pytest.importorskip("transformers")
