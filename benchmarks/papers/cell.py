@@ -131,10 +131,14 @@ class Cell:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+(\.[a-z0-9-]+)+", self.id) or self.paper not in PAPERS:
-            raise FLError(f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot")
+            raise FLError(
+                f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot", code="argument"
+            )
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names) or not {n for one in self.comparisons for n in one.arms} <= set(names):
-            raise FLError(f"{self.id}: arms need different names, and comparisons can only name arms of the cell")
+            raise FLError(
+                f"{self.id}: arms need different names, and comparisons can only name arms of the cell", code="argument"
+            )
 
     @property
     def paper(self) -> str:
@@ -146,4 +150,4 @@ class Cell:
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise FLError(f"{self.id} has no {name!r}: it has {', '.join(arm.name for arm in self.arms)}")
+        raise FLError(f"{self.id} has no {name!r}: it has {', '.join(arm.name for arm in self.arms)}", code="name")

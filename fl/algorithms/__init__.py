@@ -39,9 +39,11 @@ class Methods(MutableMapping[str, Method]):
     def _load(self, name: str) -> None:
         method = vars(import_file(file := self._files[name])).get("METHOD")
         if not isinstance(method, Method | None):
-            raise FLError(f"{file}: METHOD must be a Method, got {method!r}")
+            raise FLError(f"{file}: METHOD must be a Method, got {method!r}", code="argument")
         if method is not None and method.name != name:
-            raise FLError(f"{file}: METHOD has to be Method({name}, ...), with the function of that name")
+            raise FLError(
+                f"{file}: METHOD has to be Method({name}, ...), with the function of that name", code="argument"
+            )
         self._files.pop(name, None)
         if method is not None:  # and not what methods share
             self._ours.add(name)
@@ -91,9 +93,9 @@ class _Options(Mapping[str, Any]):
 def _checked(found: Any, name: str = "") -> Method:
     """Return what a package or a module has if it is a method, of this name if one is given."""
     if not isinstance(found, Method):
-        raise FLError(f"is {kind(found)}, not a Method")
+        raise FLError(f"is {kind(found)}, not a Method", code="argument")
     if name not in ("", found.name):
-        raise FLError(f"is the method {found.name}: name it so")
+        raise FLError(f"is the method {found.name}: name it so", code="name")
     return found
 
 
@@ -121,9 +123,9 @@ def imported(path: str) -> Method:
         method = _checked(found)
         known = ALGORITHMS.get(method.name, method)
         if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
-            raise FLError(f"has the name of another method, {method.name}: rename its function")
+            raise FLError(f"has the name of another method, {method.name}: rename its function", code="name")
     except FLError as wrong:
-        raise FLError(f"--algorithm {path} {wrong}") from None
+        raise FLError(f"--algorithm {path} {wrong}", code=wrong.code) from None
     return method
 
 

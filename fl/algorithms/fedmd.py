@@ -58,9 +58,15 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
             samples.
     """
     if not fed.transport.has_data:
-        raise FLError("fedmd needs public samples, which clients on other machines do not have: take fedproto or local")
+        raise FLError(
+            "fedmd needs public samples, which clients on other machines do not have: take fedproto or local",
+            code="unsupported",
+        )
     if fed.local.augment.mask:
-        raise FLError("fedmd compares logits of the same samples, and of masked text other tokens are hidden each time")
+        raise FLError(
+            "fedmd compares logits of the same samples, and of masked text other tokens are hidden each time",
+            code="unsupported",
+        )
     public, rest = share_out(fed, options.public)
     private = replace(fed, clients=rest)
     own, count = OwnModels(private), min(options.samples, len(public))
@@ -121,7 +127,8 @@ def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
     if not 1 <= number <= len(free):
         raise FLError(
             f"--fedmd.public {share:g} of {len(fed.clients.train.samples)} samples are {number}; clients can spare 1 "
-            f"to {len(free)}: give another share"
+            f"to {len(free)}: give another share",
+            code="argument",
         )
     places = free[draw(len(free), number, Rng(0).torch("public"))].sort().values
     taken = torch.zeros(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, places, True)

@@ -46,9 +46,9 @@ class RecordedRun:
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """Map each folder to the run folders with a file: itself, or those below it. Raises FLError for no or no folder."""
     if not folders:
-        raise FLError("give at least one run folder")
+        raise FLError("give at least one run folder", code="argument")
     if strange := [folder for folder in folders if not folder.is_dir()]:
-        raise FLError(f"{strange[0]} is not a folder")
+        raise FLError(f"{strange[0]} is not a folder", code="folder")
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
@@ -63,7 +63,7 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     runs: dict[Path, RecordedRun] = {}
     for folder, found in folders_with(FILE, folders).items():
         if not found:
-            raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it")
+            raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
         names = Experiment.read(folder).algorithms if (folder / "config.yaml").exists() else ()
         inside = []
         for path in found:
@@ -77,12 +77,15 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
             if not evaluated(rows):
                 if early:
                     continue
-                raise FLError(f"{path} has no evaluated round yet")
+                raise FLError(f"{path} has no evaluated round yet", code="folder")
             inside.append(RecordedRun(path, config, rows, own))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     if not runs:
-        raise FLError(f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one")
+        raise FLError(
+            f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one",
+            code="folder",
+        )
     return list(runs.values())
 
 
@@ -134,7 +137,9 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
         texts = {n: (",".join(map(str, v)) or "none") if isinstance(v, tuple) else v for n, v in differ.items()}
         label = " ".join([method, *(f"{name}={text}" for name, text in texts.items())])
         if twins := [other for other in groups.get(label, ()) if other.config.seed == run.config.seed]:
-            raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
+            raise FLError(
+                f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them", code="argument"
+            )
         groups.setdefault(label, []).append(run)
     return groups
 
@@ -150,13 +155,19 @@ def target_table(
     Raises FLError for a number that is neither an accuracy nor a perplexity, and for a run that has no such score.
     """
     if not 0 < target < math.inf:
-        raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
+        raise FLError(
+            f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1",
+            code="argument",
+        )
     for run in (run for runs in groups.values() for run in runs):
         if target <= 1 and not any("accuracy" in row for row in run.rows):
-            raise FLError(f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out")
+            raise FLError(
+                f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out", code="argument"
+            )
         if target > 1 and not any("perplexity" in row for row in run.rows):
             raise FLError(
-                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
+                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], as 0.7 is",
+                code="argument",
             )
     means: dict[str, dict[str, float]] = {}
     seeds = {}
@@ -202,7 +213,8 @@ def along(run: RecordedRun, against: str) -> list[Row]:
         lacking = {"traffic": "bytes", "simulated": "simulated seconds (--pace)"}.get(against, "macs")
         raise FLError(
             f"{run.folder / 'metrics.csv'} does not have the {lacking} of every round: compare --against rounds or "
-            "seconds, or train again"
+            "seconds, or train again",
+            code="file",
         )
     return [row | {column: total} for row, total in zip(run.rows, spent[column])]
 
@@ -247,7 +259,9 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     known = {*_scores(names), *_client_scores(names)}
     found = {name: column for name, column in columns(names).items() if column.heading and name not in known}
     if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
-        raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
+        raise FLError(
+            f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name", code="name"
+        )
     return found
 
 

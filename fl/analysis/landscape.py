@@ -259,7 +259,10 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> State:
         filters = weight.detach().flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)
         result[name] = noise * filters.view(-1, *[1] * (weight.ndim - 1))
     if not result:
-        raise FLError(f"{type(model).__name__} has no weights with filters (tensors of two axes or more) to move along")
+        raise FLError(
+            f"{type(model).__name__} has no weights with filters (tensors of two axes or more) to move along",
+            code="unsupported",
+        )
     return result
 
 
@@ -270,7 +273,9 @@ def grid(points: int, radius: float) -> Tensor:
     tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000], dtype=torch.float64)
     """
     if points < 3 or points % 2 == 0:
-        raise FLError(f"--points {points}: give an odd number, 3 or more, so that one point is the centre")
+        raise FLError(
+            f"--points {points}: give an odd number, 3 or more, so that one point is the centre", code="argument"
+        )
     half = points // 2
     return torch.arange(-half, half + 1, dtype=torch.float64) / half * radius
 

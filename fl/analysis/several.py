@@ -102,7 +102,10 @@ def simulate_all(
     folder = Path(folder)
     with joined() as ranks:
         if not isinstance(experiment, Experiment):
-            raise FLError(f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run")
+            raise FLError(
+                f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run",
+                code="argument",
+            )
         common = given_inputs(experiment.config, dataset, model)
         experiment = replace(experiment, config=common).with_validation()
         experiment.check()
@@ -118,5 +121,6 @@ def _pandas() -> Any:
 
         return pandas
     raise FLError(
-        "a table of pandas needs a package that is missing: pip install 'layer-surgery[pandas]', or print the results"
+        "a table of pandas needs a package that is missing: pip install 'layer-surgery[pandas]', or print the results",
+        code="missing",
     )

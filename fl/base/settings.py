@@ -306,12 +306,14 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: s
             continue
         module = str(value).removesuffix(".py")
         if own and module.isidentifier() and Path(f"{module}.py").is_file():
-            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py")
+            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
         names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
         hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
         every += f"; your own: module:{own}" if own else ""
-        raise FLError(f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip())
+        raise FLError(
+            f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
+        )
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
@@ -423,27 +425,27 @@ def check_value(setting: "Setting") -> None:
     """Raise FLError for a value that a setting cannot have."""
     field, value, flag = setting.field, setting.value, setting.flag
     if is_dataclass(field.default) and not isinstance(field.default, Chosen):  # of a group, which has its own settings
-        raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}")
+        raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}", code="argument")
     for several in marks(field, Alternatives):
         choice(f"--{flag}", [value], several.options())
     kinds, _ = types_of(field.type)
     if kinds and not fits(field.type, value):
-        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
+        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}", code="argument")
     items = as_tuple(value)
     for item in items:
         if isinstance(item, float) and not math.isfinite(item):
-            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
+            raise FLError(f"--{flag} must be a finite number, got {written(value)}", code="argument")
         if isinstance(item, float) and abs(item) > LARGEST:
-            raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
+            raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}", code="argument")
     for mark in marks(field, Flag):
         if isinstance(mark.items, Limits):
             if any(item not in mark.items for item in items):
-                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
+                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}", code="argument")
         elif mark.items is not None:
             choice(f"--{flag}", items, mark.items, mark.own)
     for item in items:
         if isinstance(item, Integral) and abs(item) >= 2**63:
-            raise FLError(f"--{flag} must be below 2^63, got {item}")
+            raise FLError(f"--{flag} must be below 2^63, got {item}", code="argument")
 
 
 def check_types(settings: Any) -> None:
@@ -453,7 +455,8 @@ def check_types(settings: Any) -> None:
             raise FLError(
                 f"{type(settings).__name__}.{field.name} has the type {field.type!r}, which settings cannot have: use "
                 "int, float, str or bool, X | None, tuple[X, ...], or Annotated with the values that there are (see "
-                "fl/base/settings.py); and leave `from __future__ import annotations` out of its file"
+                "fl/base/settings.py); and leave `from __future__ import annotations` out of its file",
+                code="argument",
             )
 
 

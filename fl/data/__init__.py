@@ -101,18 +101,20 @@ def _load_custom(name: str) -> Dataset:
     if name == GIVEN:
         raise FLError(
             "these are the settings of a run on data that were given from Python: give them again, as in "
-            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)"
+            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)",
+            code="argument",
         )
     try:
         found = find("datasets", name)()
     except FLError:
         raise
     except (Exception, SystemExit) as error:
-        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}") from None
+        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}", code="run") from None
     if not isinstance(found, Dataset):
         raise FLError(
             f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
-            "fl.Dataset.from_arrays(x, y, test_x, test_y)"
+            "fl.Dataset.from_arrays(x, y, test_x, test_y)",
+            code="run",
         )
     return found
 
@@ -123,9 +125,11 @@ def check_name(name: str) -> None:
         return
     if not is_custom(name):
         every = ", ".join([*LOADERS, *installed("datasets")])
-        raise FLError(f"unknown data set {name!r}: there are {every}, and module:function for one of your own")
+        raise FLError(
+            f"unknown data set {name!r}: there are {every}, and module:function for one of your own", code="name"
+        )
     if not callable(found := find("datasets", name)):
-        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
+        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset", code="argument")
 
 
 def is_custom(name: str) -> bool:

@@ -30,7 +30,9 @@ def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dic
         names = [] if None in numbered else _class_names([*numbered, *more])
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
+            raise FLError(
+                f"{name} is {kind(part)}: give a data set with len() and items (sample, label)", code="argument"
+            )
     return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
 
 
@@ -45,14 +47,15 @@ def read_huggingface(
         _check_split(name, part)
         for column in filter(None, (image, label, owner)):
             if column not in part.column_names:
-                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
+                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}", code="name")
         only = part.select_columns([image, label])  # others need not be decoded
         found |= _stacked(name, only, task, room, keys=(image, label))
         given = found["y" if name == "train" else "test_y"]
         if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
             raise FLError(
                 f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels "
-                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
+                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)",
+                code="data",
             )
         if owner:
             values, names = part[owner][:], _feature_names(part, owner)
@@ -77,21 +80,30 @@ def _check_split(name: str, part: Any) -> None:
     if isinstance(part, dict):
         splits = list(map(str, part))
         if not splits:
-            raise FLError(f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them")
+            raise FLError(
+                f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them",
+                code="argument",
+            )
         first = "train" if "train" in splits else splits[0]
         others = [split for split in ("test", "validation", *splits) if split in splits and split != first]
         two = f"data[{first!r}], data[{others[0]!r}]" if others else f"data[{first!r}].train_test_split(0.2)"
-        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}")
+        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}", code="argument")
     if part is None:
-        raise FLError(f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns")
+        raise FLError(
+            f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns", code="argument"
+        )
     if isinstance(part, str):
-        raise FLError(f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it")
+        raise FLError(
+            f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it",
+            code="argument",
+        )
     if not hasattr(part, "column_names"):
-        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset")
+        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset", code="argument")
     if not hasattr(part, "__len__"):
         raise FLError(
             f"{name} is {kind(part)}, which is streamed: load it without streaming=True, or give "
-            f"datasets.Dataset.from_list(list({name}), features={name}.features)"
+            f"datasets.Dataset.from_list(list({name}), features={name}.features)",
+            code="argument",
         )
 
 
@@ -156,14 +168,16 @@ def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
             if before != number:
                 raise FLError(
                     f"the class {name!r} is {number} in {one.where} and {before} in {where}, so a label would mean two "
-                    f"things: {way}"
+                    f"things: {way}",
+                    code="data",
                 )
         for number, own in {} if one.chosen else names.items():
             where, others = by_number.setdefault(number, (one.where, set(own)))
             if not own & others:
                 raise FLError(
                     f"the class {number} is {min(own)!r} in {one.where} and {min(others)!r} in {where}, so a label "
-                    f"would mean two things: {way}"
+                    f"would mean two things: {way}",
+                    code="data",
                 )
             others |= own
 
@@ -186,26 +200,29 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
         keys: of the sample and the label in an item; None: an item is the pair of them.
     """
     if not len(part):
-        raise FLError(f"{name} has no samples")
+        raise FLError(f"{name} has no samples", code="data")
     x, y, first = torch.empty(0), [], torch.empty(0)
     for k in range(len(part)):
         where = f"{name}[{k}]"
         try:
             item = part[k]
         except Exception as error:  # the user's own code, and files that cannot be read
-            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}") from None
+            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}", code="run") from None
         pair = (item[keys[0]], item[keys[1]]) if keys else item
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
+            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}", code="data")
         if isinstance(pair[0], Mapping):
-            raise FLError(f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each")
+            raise FLError(
+                f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each", code="data"
+            )
         one = tensor(where, pixels(where, pair[0]))
         if k == 0:
             x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
         if (one.shape, one.dtype) != (first.shape, first.dtype):
             raise FLError(
                 f"{where} is {form(one)} and {name}[0] is {form(first)}: all samples need one size and one type; give "
-                "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
+                "the data set a transform, such as torchvision.transforms.Resize((64, 64))",
+                code="data",
             )
         x[k] = one
         label = f"the label of {where}"
@@ -217,7 +234,9 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
         else:
             y.append(tensor(label, pair[1]).double().flatten())
         if y[k].shape != y[0].shape:
-            raise FLError(f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size")
+            raise FLError(
+                f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size", code="data"
+            )
     y = torch.tensor(y) if task == "classification" else torch.stack(y)
     return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 
@@ -229,7 +248,8 @@ def pixels(where: str, sample: Any) -> Any:
     if sample.mode.partition(";")[0] in ("I", "F"):
         raise FLError(
             f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: give a transform, "
-            "such as lambda image: np.asarray(image, 'float32')[None] / 65535"
+            "such as lambda image: np.asarray(image, 'float32')[None] / 65535",
+            code="data",
         )
     array = np.asarray(sample.convert("L" if sample.mode in _GREY else "RGB"))
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -242,6 +262,7 @@ def _label(where: str, label: Any) -> int:
         number = label
     if isinstance(number, bool) or not isinstance(number, int):
         raise FLError(
-            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)"
+            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)",
+            code="data",
         )
     return number

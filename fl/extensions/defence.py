@@ -74,7 +74,10 @@ class Defence:
             FLError: for a rule that chooses among whole models, and needs more than there are, or is given parts.
         """
         if self.chooses and plans is not None:
-            raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
+            raise FLError(
+                f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median",
+                code="unsupported",
+            )
         if self.chooses:
             return self._choice(dict(as_stack(models)), weights, names)
         if self.rule == "mean":
@@ -110,18 +113,23 @@ class Defence:
         if n < (least := times * f + more):
             raise FLError(
                 f"--defence.rule {self.rule} with --defence.malicious {f} needs {least} models ({times}f + {more}), "
-                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious"
+                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious",
+                code="argument",
             )
         if self.keep > n - f - 2:
             raise FLError(
                 f"--defence.keep {self.keep}: of {n} models of {what} with --defence.malicious {f}, at most "
-                f"{n - f - 2} can be kept (n - f - 2)"
+                f"{n - f - 2} can be kept (n - f - 2)",
+                code="argument",
             )
 
     def _choice(self, models: Stack, weights: Any, names: Container[str]) -> State:
         weights = [1] * stack_size(models) if weights is None else torch.as_tensor(weights).tolist()
         if weights and isinstance(weights[0], list):
-            raise FLError(f"--defence.rule {self.rule} makes one model, and a mean for each cluster is asked for")
+            raise FLError(
+                f"--defence.rule {self.rule} makes one model, and a mean for each cluster is asked for",
+                code="unsupported",
+            )
         rows = [row for row, weight in enumerate(weights) if weight]
         self.check_number(len(rows), "clients that arrived in this round")
         models = select(models, rows)

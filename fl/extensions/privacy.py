@@ -82,7 +82,8 @@ class Privacy:
         if 2 * count <= self.noise:
             raise FLError(
                 f"--privacy.noise {self.noise} is not reached with noise of {count} on the number of short updates: "
-                f"give a --privacy.quantile-noise above {self.noise / 2}"
+                f"give a --privacy.quantile-noise above {self.noise / 2}",
+                code="argument",
             )
         return (self.noise**-2 - (2 * count) ** -2) ** -0.5, count
 
@@ -175,7 +176,8 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         if privacy.noise and not affordable(1)[0]:
             raise FLError(
                 f"--privacy.epsilon {privacy.epsilon} is less than the first round spends "
-                f"({spent(fed, privacy, 1):.2f}): take more --privacy.noise, more --clients, or fewer --participants"
+                f"({spent(fed, privacy, 1):.2f}): take more --privacy.noise, more --clients, or fewer --participants",
+                code="argument",
             )
         return {**algorithm.init(), _PART: {"clip": torch.tensor(privacy.clip, device=fed.data.device)}}
 
@@ -183,7 +185,10 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         k, device = len(clients), fed.data.device
         starts = algorithm.send(server, clients, rng)["model"] if algorithm.send else broadcast(server["global"], k)
         if starts.keys() != update.received.keys() or k != fed.participants:
-            raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
+            raise FLError(
+                "--privacy.clip is for methods whose K clients send all of the model, and nothing else",
+                code="unsupported",
+            )
         generator = (
             torch.Generator().manual_seed(secrets.randbits(63)) if not fed.transport.has_data else rng.torch("privacy")
         )
@@ -218,22 +223,31 @@ def _check(algorithm: Algorithm, privacy: Privacy) -> None:
     if fed.aggregator != WeightedMean():
         raise FLError(
             "--privacy.clip bounds what one client changes, and with --defence one also changes how others count: "
-            "leave one of the two out"
+            "leave one of the two out",
+            code="argument",
         )
     if privacy.noise and privacy.delta >= 1 / len(fed.clients):
         raise FLError(
             f"--privacy.delta {privacy.delta:g} of {len(fed.clients):,} clients says nothing, since publishing one "
-            "client's data in full would meet it: take one well below 1 / clients"
+            "client's data in full would meet it: take one well below 1 / clients",
+            code="argument",
         )
     if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:
-        raise FLError("--privacy.clip is for methods that only average whole models of drawn clients: take fedavg")
+        raise FLError(
+            "--privacy.clip is for methods that only average whole models of drawn clients: take fedavg",
+            code="unsupported",
+        )
     if buffers := [name for name in fed.initial() if name not in dict(fed.model.named_parameters())]:
         raise FLError(
             f"--privacy.clip is for parameters, and {buffers[0]} is a buffer, which is averaged without noise "
-            f"({len(buffers)} such): take --norm group, layer or none, or a model without"
+            f"({len(buffers)} such): take --norm group, layer or none, or a model without",
+            code="unsupported",
         )
     if lacks_statistics(fed.model, {}):
-        raise FLError("--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none")
+        raise FLError(
+            "--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none",
+            code="unsupported",
+        )
 
 
 def _needs(options: Privacy) -> dict[str, str]:

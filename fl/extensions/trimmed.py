@@ -55,12 +55,16 @@ def trimmed_mean(
     ({'w': tensor([4.])}, {'w': tensor([2.])})
     """
     if isinstance(trim, bool) or not isinstance(trim, Real) or not 0 <= trim <= 0.5:
-        raise FLError(f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}")
+        raise FLError(
+            f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}",
+            code="argument",
+        )
 
     def reduce(name: str, values: Tensor, covered: Tensor | None, old: Tensor | None) -> Tensor:
         if values.is_complex():
             raise FLError(
-                f"tensor {name!r} is {values.dtype}: complex numbers cannot be sorted, so they cannot be trimmed"
+                f"tensor {name!r} is {values.dtype}: complex numbers cannot be sorted, so they cannot be trimmed",
+                code="unsupported",
             )
         return _middle(values, covered, old, trim)
 

@@ -102,21 +102,29 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Splits.of(self.clients))
         if self.fleet is not None and len(self.fleet) != len(self.clients):
-            raise FLError(f"{len(self.fleet)} architectures for {len(self.clients)} clients: give each client one")
+            raise FLError(
+                f"{len(self.fleet)} architectures for {len(self.clients)} clients: give each client one",
+                code="argument",
+            )
         if not 1 <= self.participants <= len(self.clients):
-            raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
+            raise FLError(
+                f"{self.participants} participants a round: there are {len(self.clients)} clients", code="argument"
+            )
         if len(empty := (self.clients.train.sizes == 0).nonzero()):
-            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)")
+            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)", code="data")
         if not self.trainable:
-            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
+            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen", code="unsupported")
         if not isinstance(self.local, LocalTraining):
-            raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
+            raise FLError(
+                f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)", code="argument"
+            )
         self.local.check(self.data)
         for middleware in self.training:
             if not callable(middleware) or not isinstance(getattr(middleware, "stage", None), Stage):
                 raise FLError(
                     f"{middleware!r} is no middleware: give a function of (federation, trainer) with a `stage`, one of "
-                    "fl.federation.trainer.Stage"
+                    "fl.federation.trainer.Stage",
+                    code="argument",
                 )
         for middleware in self.training if self.aggregator.chooses else ():
             if getattr(middleware, "leaves_out", False):
@@ -124,7 +132,8 @@ class Federation:
                 rule, flag = map(", ".join, flags)
                 raise FLError(
                     f"{rule or 'the aggregator'} needs all clients of a round, but {flag or middleware} leaves some "
-                    "out: remove one of the two"
+                    "out: remove one of the two",
+                    code="unsupported",
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
@@ -173,7 +182,8 @@ class Federation:
             if self.create is None:
                 raise FLError(
                     "a method that starts several models from different weights needs a function that makes them: "
-                    "give model=MyNet instead of a module, or Federation(create=...)"
+                    "give model=MyNet instead of a module, or Federation(create=...)",
+                    code="argument",
                 )
             device = self.data.device
             model = self.create(generator).to(device, non_blocking=device.type == "cuda")  # other devices must wait
@@ -252,7 +262,10 @@ class Federation:
             FLError: for clients on other machines, if their labels are not known.
         """
         if not self.transport.labels:
-            raise FLError("the labels of clients on other machines are not known: remove the option that needs them")
+            raise FLError(
+                "the labels of clients on other machines are not known: remove the option that needs them",
+                code="unsupported",
+            )
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
         return torch.stack([self._classes[client] for client in clients])
@@ -308,12 +321,14 @@ class Federation:
         if not is_list and self.fleet is not None and len(self.fleet.architectures) > 1:
             raise FLError(
                 f"clients have models of {len(self.fleet.architectures)} architectures, but this method trains one for "
-                "all: choose a method for different architectures, or remove Federation(fleet=...)"
+                "all: choose a method for different architectures, or remove Federation(fleet=...)",
+                code="unsupported",
             )
         count = len(starts) if is_list else stack_size(starts)
         if count != k or (is_list and not len(models or clients) == len(context or clients) == k):
             raise FLError(
-                f"{count} starting states for {k} clients: give each client one state, one model and one context"
+                f"{count} starting states for {k} clients: give each client one state, one model and one context",
+                code="argument",
             )
         if models is None:
             models = self.models_of(clients) if is_list else [self.model] * k
@@ -463,7 +478,8 @@ class Federation:
         if not self.transport.has_data:
             raise FLError(
                 "static batch norms need a pass over all clients' data, but these lie on other machines: choose "
-                "another --norm than static_batch"
+                "another --norm than static_batch",
+                code="unsupported",
             )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)

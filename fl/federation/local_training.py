@@ -84,26 +84,33 @@ class LocalTraining:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
         for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("max_parallel_clients", 0)):
             if getattr(self, name) < least:
-                raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
+                raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more", code="argument")
         if self.last_batch not in LAST_BATCHES:
-            raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
+            raise FLError(
+                f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}", code="argument"
+            )
         if self.masked and data.task != "classification":
-            raise FLError(f"--masked-loss hides classes, and the data are for {data.task}: leave it out")
+            raise FLError(
+                f"--masked-loss hides classes, and the data are for {data.task}: leave it out", code="unsupported"
+            )
         check(self.backend, data.device, self.precision, self.last_batch == "partial")
         if data.on_host and self.backend == "graphs":
             raise FLError(
                 "--backend graphs reads samples from fixed places in the device's memory, and these are kept on the "
-                "host: use vmap or loop"
+                "host: use vmap or loop",
+                code="unsupported",
             )
         if data.text and (self.augment.crop or self.augment.flip):
-            raise FLError("text is not cropped or flipped: leave --crop and --flip out")
+            raise FLError("text is not cropped or flipped: leave --crop and --flip out", code="unsupported")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):
             raise FLError(
-                f"--crop and --flip are for images, and samples are {map_inputs(list, data.shape)}: leave them out"
+                f"--crop and --flip are for images, and samples are {map_inputs(list, data.shape)}: leave them out",
+                code="unsupported",
             )
         if data.images and self.augment.crop >= min(data.x.shape[-2:]):
             raise FLError(
-                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
+                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4",
+                code="argument",
             )
 
 

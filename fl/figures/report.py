@@ -112,11 +112,11 @@ for (const figure of document.querySelectorAll("figure")) {
 def check_page(path: Path) -> None:
     """Raise FLError if a page cannot be written to a file, or there is one already."""
     if path.suffix.lower() not in (".html", ".htm"):
-        raise FLError(f"--html {path} is no name of a page: take one such as report.html")
+        raise FLError(f"--html {path} is no name of a page: take one such as report.html", code="argument")
     if os.path.lexists(path):
-        raise FLError(f"{path} exists already: choose another --html")
+        raise FLError(f"{path} exists already: choose another --html", code="file")
     if not path.parent.is_dir():
-        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}", code="file")
 
 
 def report(

@@ -157,19 +157,21 @@ def check_new(path: Path, flag: str = "--out") -> None:
     It may be a file, a folder, a device, or a link that leads nowhere.
     """
     if path.name and os.path.lexists(path):
-        raise FLError(f"{path} exists already: choose another {flag}")
+        raise FLError(f"{path} exists already: choose another {flag}", code="file")
     check_file(path)
 
 
 def check_file(path: Path) -> str:
     """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder."""
     if not path.name:
-        raise FLError(f"{path} is no file that a figure can be written to: give a name, such as figure.png")
+        raise FLError(
+            f"{path} is no file that a figure can be written to: give a name, such as figure.png", code="argument"
+        )
     kind = path.suffix.lstrip(".").lower()
     if not kind:
-        raise FLError(f"{path} does not say what the figure is written as: {path}.png, .pdf or .svg")
+        raise FLError(f"{path} does not say what the figure is written as: {path}.png, .pdf or .svg", code="argument")
     if kind not in FigureCanvasBase.get_supported_filetypes():
-        raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg")
+        raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg", code="argument")
     if not path.parent.is_dir():
-        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}", code="file")
     return kind

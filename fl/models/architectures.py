@@ -54,16 +54,18 @@ class ArchitectureOptions:
         """Raise FLError for values out of range, and for options without an effect."""
         for flag, reader in (("budgets", "budget"), ("file", "given")):
             if self.choose == reader and not getattr(self, flag):
-                raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")
+                raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}", code="argument")
         if self.choose == "paired" and len(self.widths) != len(self.depths):
             raise FLError(
                 f"--architectures.choose paired needs a depth for each width, and there are {len(self.widths)} widths "
-                f"and {len(self.depths)} depths: give as many, repeating some"
+                f"and {len(self.depths)} depths: give as many, repeating some",
+                code="argument",
             )
         if self.choose == "paired" and self.mixed:
             raise FLError(
                 "--architectures.choose paired has one width and one depth for all sections: leave "
-                "--architectures.mixed out, or give depths such as 1-1-2-2"
+                "--architectures.mixed out, or give depths such as 1-1-2-2",
+                code="argument",
             )
         self.blocks()
 
@@ -78,7 +80,8 @@ class ArchitectureOptions:
         except ValueError:
             raise FLError(
                 f"--architectures.depths {','.join(self.depths)}: a depth is a number of blocks (2), or one for each "
-                "section (1-2-2-1)"
+                "section (1-2-2-1)",
+                code="argument",
             ) from None
         return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
 
@@ -111,7 +114,8 @@ def choose(
         if data.task != "classification" and len(space) > 1:
             raise FLError(
                 f"--architectures.choose zico scores models by their cross entropy, and the data are for {data.task}: "
-                "choose cycle, random, budget or given"
+                "choose cycle, random, budget or given",
+                code="unsupported",
             )
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
@@ -135,7 +139,8 @@ def choose(
     else:
         if len(space) > n:
             raise FLError(
-                f"--architectures.choose cycle: {len(space)} candidates are more than the {n} clients; use random"
+                f"--architectures.choose cycle: {len(space)} candidates are more than the {n} clients; use random",
+                code="argument",
             )
         every = list(space)
         chosen = [every[k % len(every)] for k in range(n)]
@@ -185,13 +190,20 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
     try:
         rows = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, ZooError) as error:
-        raise FLError(f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise FLError(
+            f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}", code="file"
+        ) from None
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and row.keys() <= {"width", "depth"} for row in rows
     ):
-        raise FLError(f"{path} is no list of architectures: write [{{width: 0.5, depth: 2}}, ...], one for each client")
+        raise FLError(
+            f"{path} is no list of architectures: write [{{width: 0.5, depth: 2}}, ...], one for each client",
+            code="file",
+        )
     if len(rows) != clients:
-        raise FLError(f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each")
+        raise FLError(
+            f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each", code="file"
+        )
     return announced(space, rows, str(path))
 
 
@@ -208,5 +220,5 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
             specs.append(space.base.scaled(width, depth))
             space.genes(specs[-1])
         except (FLError, ValueError) as error:
-            raise FLError(f"{where}: client {client} is refused: {error}") from None
+            raise FLError(f"{where}: client {client} is refused: {error}", code="argument") from None
     return specs

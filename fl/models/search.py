@@ -60,18 +60,25 @@ class Space:
 
     def __post_init__(self) -> None:
         if not self.widths:
-            raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
+            raise FLError(
+                f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width",
+                code="argument",
+            )
         if self.mixed and self.base.architecture.depth is None:
-            raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
+            raise FLError(
+                f"{self.base.name} has one width for all sections: leave --architectures.mixed out", code="unsupported"
+            )
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
                 way = "each section chooses one" if self.mixed else "--architectures.mixed lets sections differ"
-                raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}; {way}")
+                raise FLError(
+                    f"a width or depth to choose from is one number here, got {brief(value)}; {way}", code="argument"
+                )
         try:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
         except ZooError as error:
-            raise FLError(f"no such candidate: {error}") from None
+            raise FLError(f"no such candidate: {error}", code=error.code) from None
         object.__setattr__(self, "widths", tuple(widths.values()))
         object.__setattr__(self, "depths", tuple(depths.values() if self.mixed else depths))
 
@@ -130,7 +137,7 @@ class Space:
             wrong = [f"width {brief(spec.width, '-')} (announced with these sections: {brief(expected.width, '-')})"]
         scaled = any(text.startswith("width") for text in wrong) and any(rate != 1 for rate in self.base.width)
         units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
-        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
+        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}", code="argument")
 
     def __contains__(self, spec: Spec) -> bool:
         try:
@@ -154,7 +161,7 @@ class Space:
         """The candidate with the smallest of all widths and depths; FLError if no depth is smallest everywhere."""
         spec = self._corner(min)
         if spec not in self:
-            raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")
+            raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too", code="argument")
         return spec
 
     @property
@@ -273,7 +280,8 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
         least = min(starts, key=count)
         raise FLError(
             f"no candidate of {least.name} has at most {limit:,.0f} {unit}: the smallest, of width {least.width} and "
-            f"depth {least.depth}, has {count(least):,}"
+            f"depth {least.depth}, has {count(least):,}",
+            code="argument",
         )
     best = max(fitting, key=count)
     while climbing and (larger := [s for s in space.neighbours(best) if count(best) < count(s) <= limit]):
@@ -293,7 +301,7 @@ def size(spec: Spec, unit: Unit) -> int:
             return getattr(spec.count(), unit)
         model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
     except ZooError as error:
-        raise FLError(str(error)) from None
+        raise FLError(str(error), code=error.code) from None
     if unit == "bytes":
         return sum(4 * tensor.numel() for tensor in surgery.state(model).values() if tensor.is_floating_point())
     if unit == "parameters":
@@ -320,20 +328,21 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     """
     specs = list(specs)
     if not specs:
-        raise FLError("no models to find the largest of: give at least one")
+        raise FLError("no models to find the largest of: give at least one", code="argument")
     first = specs[0]
     for spec in specs:
         if names := _apart(spec, first):
             values = f"{getattr(first, names[0])!r} and {getattr(spec, names[0])!r}"
             raise FLError(
                 f"models that differ in {names[0]} ({values}) have no common global model: only width and "
-                "depth may differ"
+                "depth may differ",
+                code="mismatch",
             )
     width = tuple(map(pick, zip(*(spec.width for spec in specs))))
     depths = list(dict.fromkeys(spec.depth for spec in specs))
     if len({depth and len(depth) for depth in depths}) > 1:
         each = ", ".join(brief(depth, "-") for depth in depths)
-        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section")
+        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section", code="argument")
     return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
 
 

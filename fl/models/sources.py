@@ -27,7 +27,7 @@ class Source(ABC):
         self.name = name
 
     def __call__(self) -> NoReturn:
-        raise FLError(f"--model {self.name} cannot be built before the data are known")
+        raise FLError(f"--model {self.name} cannot be built before the data are known", code="argument")
 
     @abstractmethod
     def check(self) -> None:

@@ -57,14 +57,17 @@ def zico(
     True
     """
     if len(batches) < 2:
-        raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}")
+        raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}", code="argument")
     model = copy.deepcopy(model).train()
     switch_off_dropout(model)
     params = dict(model.named_parameters())
     once = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
     weights = [weight for weight in once.values() if weight.requires_grad]
     if not weights:
-        raise FLError(f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it")
+        raise FLError(
+            f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it",
+            code="unsupported",
+        )
 
     def call(params: State, x: Tensor) -> Tensor:
         return functional_call(model, params, (x,))
@@ -88,5 +91,7 @@ def zico(
         sums.append(torch.where(squares == 0, 0, ratios).sum(dtype=widest(ratios.device)))
     counted = [value for value in torch.stack(sums).tolist() if value != 0]
     if not counted:
-        raise FLError("ZiCo finds no layer whose gradient differs between the batches: give other samples in each")
+        raise FLError(
+            "ZiCo finds no layer whose gradient differs between the batches: give other samples in each", code="data"
+        )
     return sum(map(math.log, counted))

@@ -43,7 +43,9 @@ def _checked(found: Any, name: str = "") -> Kind:
     if isinstance(found, Kind):
         return found
     if not callable(found) or isinstance(found, type):
-        raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
+        raise FLError(
+            f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition", code="argument"
+        )
     check_takes("", found, "task")
     return Kind(wraps(found)(lambda task, options: found(task)))
 
@@ -74,7 +76,7 @@ def imported(path: str) -> Kind:
     try:
         return _checked(found)
     except FLError as wrong:
-        raise FLError(f"--partition {path} {wrong}") from None
+        raise FLError(f"--partition {path} {wrong}", code=wrong.code) from None
 
 
 def deal(
@@ -112,19 +114,23 @@ def deal(
         several = "samples have one for each token or pixel"
         check_text_kind(kind, "these are no classes" if labels.is_floating_point() else several)
     if clients > len(labels):
-        raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
+        raise FLError(
+            f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients", code="argument"
+        )
     chosen = KINDS[kind]
     if strange := options.keys() - {*chosen.reads}:
         raise TypeError(f"partition {kind} has no option {min(strange)!r}")
     settings = replace(chosen.options, **options) if options else chosen.options
     dealt = chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
     if not isinstance(dealt, Partition):
-        raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition")
+        raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition", code="run")
     parts = Parts.of(dealt.parts)
     strange = parts.samples[(parts.samples < 0) | (parts.samples >= len(labels))]
     if len(parts) != clients or len(strange):
         wrong = f"sample {strange[0]}" if len(strange) else f"{len(parts)} parts"
-        raise FLError(f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients")
+        raise FLError(
+            f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients", code="run"
+        )
     return dealt._replace(parts=parts)
 
 
@@ -133,7 +139,7 @@ def check_text_kind(kind: str, why: str = "text has none") -> None:
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
         own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
-        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}")
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}", code="unsupported")
 
 
 def overview() -> str:

@@ -132,7 +132,8 @@ class Splits(Sequence[Split]):
         if not len(self.train) == len(self.valid) == len(self.test):
             raise FLError(
                 f"training, validation and test samples of {len(self.train)}, {len(self.valid)} and {len(self.test)} "
-                "clients: give an index tensor, empty if need be, for each client and part"
+                "clients: give an index tensor, empty if need be, for each client and part",
+                code="argument",
             )
 
     @property
@@ -162,7 +163,9 @@ def check_all_have(parts: Parts, names: Sequence[str], what: str, way: str) -> N
     if len(lack := (parts.sizes == 0).nonzero()[:, 0].tolist()):
         called = [names[client] if names else f"client {client}" for client in lack]
         some = ", ".join(called[:5]) + f" and {len(lack) - 5} more" * (len(lack) > 5)
-        raise FLError(f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}")
+        raise FLError(
+            f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}", code="data"
+        )
 
 
 def _enough(valid: float, test: float) -> int:
@@ -190,7 +193,9 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
     [7, 1, 2]
     """
     if not (valid >= 0 and test >= 0 and valid + test < 1):
-        raise FLError(f"--local-valid {valid} and --local-test {test} must be shares with a sum below 1")
+        raise FLError(
+            f"--local-valid {valid} and --local-test {test} must be shares with a sum below 1", code="argument"
+        )
     parts = Parts.of(parts)
     samples, sizes, starts = parts.samples.numpy(), parts.sizes.numpy(), parts.offsets[:-1].numpy()
     place = np.zeros(len(samples), dtype=np.int8)  # 0 train, 1 valid, 2 test
@@ -205,7 +210,8 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
                 ways.append("use smaller shares")
             raise FLError(
                 f"client {few[0]} has {size} sample{'s' * (size > 1)}, too few to train on and to hold out "
-                f"--local-valid {valid} and --local-test {test} of: {', or '.join(ways)}"
+                f"--local-valid {valid} and --local-test {test} of: {', or '.join(ways)}",
+                code="argument",
             )
         order = np.concatenate([start + rng.permutation(n) for start, n in zip(starts, sizes)])
         left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end

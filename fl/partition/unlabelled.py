@@ -45,7 +45,8 @@ def natural(task: Task, options: None = None) -> Partition:
     if task.owners is None:
         raise FLError(
             "--partition natural needs data whose samples have owners, such as femnist, pydoc or shakespeare: choose "
-            "another"
+            "another",
+            code="unsupported",
         )
     _, places, sizes = np.unique(task.owners.cpu().numpy(), return_inverse=True, return_counts=True)
     able = np.flatnonzero(sizes >= max(1, task.minimum))
@@ -54,7 +55,8 @@ def natural(task: Task, options: None = None) -> Partition:
             f"{len(able)} of {len(sizes)} owners have {task.minimum} samples or more, fewer than "
             f"--clients {task.clients}: "
             + (f"give --clients {len(able)}" if len(able) else "use a smaller --min-samples")
-            + (" or a smaller --min-samples" if 0 < len(able) < len(sizes) else "")
+            + (" or a smaller --min-samples" if 0 < len(able) < len(sizes) else ""),
+            code="argument",
         )
     client = np.full(len(sizes), -1)
     client[np.sort(task.rng.choice(able, task.clients, replace=False))] = np.arange(task.clients)
@@ -66,7 +68,8 @@ def check_sizes(sizes: np.ndarray, minimum: int) -> None:
     if sizes.min() < minimum:
         raise FLError(
             f"{sizes.sum()} samples give {len(sizes)} clients fewer than {minimum} each: use fewer clients or a "
-            "smaller --min-samples"
+            "smaller --min-samples",
+            code="argument",
         )
 
 

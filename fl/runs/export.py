@@ -98,11 +98,14 @@ def export_model(
     if not isinstance(trained, nn.Module):
         net = _from_run(Path(trained), found.folded, model, dataset, client, best)
     elif client is not None or best or model is not None or dataset is not None:
-        raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
+        raise FLError(
+            "client, best, model and dataset are for a run folder, and a module was given: leave them out",
+            code="argument",
+        )
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
-        raise FLError(f"{path} exists already: give another file")
+        raise FLError(f"{path} exists already: give another file", code="file")
     found.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
     return path
 
@@ -116,9 +119,11 @@ def _format_of(path: Path, asked: str | None) -> Format:
     if kind not in formats:
         what = f"unknown format {kind!r}" if kind else "its name has no suffix"
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
-        raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
+        raise FLError(
+            f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}", code="argument"
+        )
     if not path.parent.is_dir():
-        raise FLError(f"{path}: there is no folder {path.parent}")
+        raise FLError(f"{path}: there is no folder {path.parent}", code="file")
     return formats[kind]
 
 
@@ -156,7 +161,8 @@ def client_model(
         if not deployed and (lacking := [part for part, state in server.items() if state and part not in parts]):
             raise FLError(
                 f"{folder} has stored the deployed model of its best round, and not {', '.join(lacking)}, which its "
-                "clients predict with: leave --best or --client out"
+                "clients predict with: leave --best or --client out",
+                code="folder",
             )
         server = {part: parts.get(part, {}) for part in server}
     return client_module(fed, run.algorithm, server, client)
@@ -168,12 +174,13 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
     if not 0 <= client < len(fed.clients):
-        raise FLError(f"client {client}: there are clients 0 to {len(fed.clients) - 1}")
+        raise FLError(f"client {client}: there are clients 0 to {len(fed.clients) - 1}", code="argument")
     used = [level for level in algorithm.client_models(server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(
             f"client {client} predicts with {len(used)} models, whose logits are added up: use "
-            "fl.Pathways.load(folder), or take the deployed model"
+            "fl.Pathways.load(folder), or take the deployed model",
+            code="unsupported",
         )
     k = int(used[0].used[client])
     return module_with(fed, used[0].state(k), None if used[0].modules is None else used[0].modules[k])

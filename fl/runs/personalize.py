@@ -112,10 +112,15 @@ def personalize(
     folder = Path(run.folder if isinstance(run, Run) else run)
     model = run.model if isinstance(run, Run) and model is None else model
     if epochs is not None and (not isinstance(epochs, int) or epochs < 0):
-        raise FLError(f"epochs={epochs!r}: give a whole number of 0 or more, or None for those of the run")
+        raise FLError(
+            f"epochs={epochs!r}: give a whole number of 0 or more, or None for those of the run", code="argument"
+        )
     samples = (samples,) if isinstance(samples, int) else samples
     if wrong := [n for n in samples if not isinstance(n, int) or n < 1]:
-        raise FLError(f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more")
+        raise FLError(
+            f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more",
+            code="argument",
+        )
     config = Config.read(folder)
     config.check_registered(folder)
     spec, server = checkpoint.read_own(folder, model)
@@ -124,7 +129,10 @@ def personalize(
     data, clients = _dealt(_like_the_run(data, config, spec, model), held_out, rng)
     names, chosen = data.names_of_clients(clients.train), _rows(clients, samples, rng)
     if not chosen:
-        raise FLError(f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}")
+        raise FLError(
+            f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}",
+            code="argument",
+        )
     few = [Split(own, *clients[client][1:]) for client, own in chosen]
     fed = _federation(folder, config, spec, data, few)
     server = {part: {n: t.to(fed.data.device) for n, t in state.items()} for part, state in server.items()}
@@ -146,23 +154,34 @@ def personalize(
 def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None) -> Dataset:
     """Return the data in the form that the run's model takes; FLError if they do not fit."""
     if not isinstance(data, Dataset):
-        raise FLError(f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=")
+        raise FLError(
+            f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=",
+            code="argument",
+        )
     if data.owners is None:
-        raise FLError("the data do not say which sample is whose: give owners=, a name or a number for each sample")
+        raise FLError(
+            "the data do not say which sample is whose: give owners=, a name or a number for each sample",
+            code="argument",
+        )
     if data.task == "classification" and not data.text:
         if data.classes > spec.num_classes:
-            raise FLError(f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}")
+            raise FLError(
+                f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}", code="mismatch"
+            )
         data = replace(data, classes=spec.num_classes)  # new clients may have only some of them
     data = data.padded(config.data.pad)
     now = model_spec(config, data, model) if not isinstance(spec, CustomSpec) else spec
     for field in ("num_classes", "in_channels", "image_size", "tokens"):
         if (wanted := getattr(spec, field)) != (given := getattr(now, field)):
-            raise FLError(f"the new clients' samples are not like the run's: {field} is {given}, and was {wanted}")
+            raise FLError(
+                f"the new clients' samples are not like the run's: {field} is {given}, and was {wanted}",
+                code="mismatch",
+            )
     if isinstance(spec, CustomSpec):
         shapes = [map_inputs(lambda one: list(one.shape), one) for one in (spec.sample, data.example(1))]
         wanted, given = shapes[0], map_inputs(lambda shape: shape[1:], shapes[1])
         if given != wanted:
-            raise FLError(f"the new clients' samples are of shape {given}, and the run's of {wanted}")
+            raise FLError(f"the new clients' samples are of shape {given}, and the run's of {wanted}", code="mismatch")
     return data
 
 
@@ -172,17 +191,26 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
     if data.test_owners is None:
         parts = [(data.owners == owner).nonzero().flatten() for owner in owners]
         if not 0 < held_out < 1:
-            raise FLError(f"held_out={held_out}: give a share between 0 and 1, or data with test_owners=")
+            raise FLError(
+                f"held_out={held_out}: give a share between 0 and 1, or data with test_owners=", code="argument"
+            )
         if lone := [int(owner) for owner, part in zip(owners, parts) if len(part) < 2]:
-            raise FLError(f"{_name(data, lone[0])} has one sample: new clients need one to train on and one to test on")
+            raise FLError(
+                f"{_name(data, lone[0])} has one sample: new clients need one to train on and one to test on",
+                code="data",
+            )
         return data, hold_out(parts, 0.0, held_out, rng.numpy("hold-out"))
     if lone := sorted({*owners.tolist()} ^ {*data.test_owners.unique().tolist()}):
         raise FLError(
             f"{_name(data, lone[0])} owns training samples or test samples alone: give each new client both, or leave "
-            "test_owners= out, to hold some of its samples out"
+            "test_owners= out, to hold some of its samples out",
+            code="data",
         )
     if data.on_host:
-        raise FLError("data in memory-mapped files cannot have test_owners= here: leave it out, to hold samples out")
+        raise FLError(
+            "data in memory-mapped files cannot have test_owners= here: leave it out, to hold samples out",
+            code="unsupported",
+        )
     whole, n = data.pooled(), len(data.y)
     train, test = ([(own == owner).nonzero().flatten() for owner in owners] for own in (data.owners, data.test_owners))
     return whole, Splits.of([Split(a, a[:0], b + n) for a, b in zip(train, test)])

@@ -117,13 +117,14 @@ class Server:
             sealed = self._keys.unseal(message.body)
             if not sealed or sealed[:2] != (session, number) or sealed.tag in tags:
                 raise FLError(
-                    f"a piece that client {client} uploaded cannot be opened, is another one, or was uploaded before"
+                    f"a piece that client {client} uploaded cannot be opened, is another one, or was uploaded before",
+                    code="peers",
                 )
             tags.add(sealed.tag)
             uploads[client][number] = sealed.payload[: self._lengths[number]]
         for client, pieces in uploads.items():
             if len(pieces) < len(self._lengths):
-                raise FLError(f"client {client} uploaded {len(pieces)} of {len(self._lengths)} pieces")
+                raise FLError(f"client {client} uploaded {len(pieces)} of {len(self._lengths)} pieces", code="peers")
         return {client: [pieces[number] for number in sorted(pieces)] for client, pieces in uploads.items()}
 
 
@@ -151,20 +152,24 @@ def exchange(
     {}
     """
     if not models:
-        raise FLError("there is no model to exchange: give those of two or more clients")
+        raise FLError("there is no model to exchange: give those of two or more clients", code="argument")
     for address in models:
         if not 0 <= address < SERVER:
-            raise FLError(f"clients' addresses are numbers from 0 to {SERVER - 1}, got {address}")
+            raise FLError(f"clients' addresses are numbers from 0 to {SERVER - 1}, got {address}", code="argument")
     shapes = {tuple(map(len, pieces)) for pieces in models.values()}
     if len(shapes) != 1:
         raise FLError(
-            f"models of one architecture are exchanged: got pieces of {len(shapes)} different sets of lengths"
+            f"models of one architecture are exchanged: got pieces of {len(shapes)} different sets of lengths",
+            code="mismatch",
         )
     (lengths,) = shapes
     if len(lengths) < 2:
-        raise FLError("secure recombination needs two or more pieces: a model in one piece would only change hands")
+        raise FLError(
+            "secure recombination needs two or more pieces: a model in one piece would only change hands",
+            code="argument",
+        )
     if repeats < 1:
-        raise FLError(f"secure recombination takes 1 repeat or more, got {repeats}")
+        raise FLError(f"secure recombination takes 1 repeat or more, got {repeats}", code="argument")
     choices, server = choices or {}, Server(lengths, repeats)
     clients = {a: Client(a, pieces, server.public, repeats, choices.get(a)) for a, pieces in models.items()}
     publics = {address: client.public for address, client in clients.items()}

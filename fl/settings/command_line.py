@@ -41,7 +41,10 @@ class Request:
         """Return the settings of the run. Raises FLError if there are several."""
         runs = self.experiment.runs()
         if len(runs) > 1:
-            raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+            raise FLError(
+                "nodes train one method with one seed at a time: give one --algorithm and one of --seeds",
+                code="argument",
+            )
         return runs[0]
 
 
@@ -63,7 +66,8 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise FLError(
                 f"unknown recipe {name!r}: {hint}there are {', '.join(recipes)}; the papers' are in a checkout, "
-                "`python -m benchmarks.papers NAME`"
+                "`python -m benchmarks.papers NAME`",
+                code="name",
             )
         start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
     if asked(argv):
@@ -74,7 +78,9 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
     if file is not None or folder is not None:
         others = [what for what, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
         if len(others) > 1:
-            raise FLError(f"{' and '.join(others)} both say where the settings come from: leave one of them out")
+            raise FLError(
+                f"{' and '.join(others)} both say where the settings come from: leave one of them out", code="argument"
+            )
         start = Experiment.from_file(Path(file)) if file is not None else Experiment.read(Path(folder or ""), True)
     experiment, values = overridden(argv, start)
     if folder is not None:
@@ -86,7 +92,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
         one.check_values()
         for setting in one.settings():
             if setting.unread and setting.flag in flags:
-                raise FLError(setting.unread)
+                raise FLError(setting.unread, code="argument")
     if file is not None:
         _warn_of_unread(file, start, experiment)
     experiment = experiment.as_read().with_validation("local-valid" in flags)
@@ -100,9 +106,9 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
         ("seeds", saved.seeds, resumed.seeds),
     ):
         if before != after:
-            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})")
+            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})", code="folder")
     for flag in sorted(flags & {"out", "name"}):
-        raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})")
+        raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})", code="folder")
     for before, after in zip(saved.runs(), resumed.runs()):
         were = {one.flag: one.value for one in before.settings()}
         for one in after.settings():
@@ -110,19 +116,23 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
             if changed and one.name not in RESUMABLE:
                 raise FLError(
                     f"--{one.flag} cannot change when a run is resumed (it had "
-                    f"{written(were.get(one.flag, one.field.default))})"
+                    f"{written(were.get(one.flag, one.field.default))})",
+                    code="folder",
                 )
             if one.unread and one.flag in flags:
-                raise FLError(one.unread)
+                raise FLError(one.unread, code="argument")
         if before.rounds == after.rounds:
             continue
         if SCHEDULES[after.local.lr_schedule]:
             raise FLError(
-                f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds"
+                f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds",
+                code="folder",
             )
         if after.fixes_rounds:
             name = next(name for name, one in after.extensions.items() if EXTENSIONS[name].fixes_rounds(one))
-            raise FLError(f"--rounds cannot change: what --{name} does in which round was drawn among them")
+            raise FLError(
+                f"--rounds cannot change: what --{name} does in which round was drawn among them", code="folder"
+            )
 
 
 def _warn_of_unread(file: str, start: Experiment, experiment: Experiment) -> None:

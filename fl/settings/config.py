@@ -128,7 +128,9 @@ class Config:
             settings |= {stored.named_in(topic, name): value for name, value in settings.pop(topic).items()}
         whole = [name for name in TOPICS if isinstance(settings.get(name), Topic)]
         if wrong := [name for name in whole if not isinstance(settings[name], TOPICS[name])]:
-            raise FLError(f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}")
+            raise FLError(
+                f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}", code="argument"
+            )
         own = {name: settings.pop(name) for name in [*settings] if name in (*OWN, *whole)}
         asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
         now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
@@ -137,7 +139,7 @@ class Config:
         inside: dict[str, dict[str, Any]] = {"data": {"partition": partition}}
         for name, value in settings.items():
             if name not in PLACES:
-                raise FLError(_stray(name, partition.name, method.name))
+                raise FLError(_stray(name, partition.name, method.name), code="name")
             topic, place = PLACES[name]
             if isinstance(value, Mapping):
                 value = options_of(name, value, getattr(own.get(topic, getattr(self, topic)), place))
@@ -231,12 +233,12 @@ class Config:
         """
         self.check_values()
         if not isinstance(ALGORITHMS[name := self.method.name], Method):
-            raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there")
+            raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there", code="argument")
         self.data.check()
         self.local.check(self.data.dataset)
         for one in self.changed():
             if one.unread:
-                raise FLError(one.unread)
+                raise FLError(one.unread, code="argument")
         ALGORITHMS[self.method.name].refuse(self.asks())
         self.model.check()
         for name in self.extensions:
@@ -250,20 +252,27 @@ class Config:
         """Raise FLError for a value that a setting cannot have."""
         for name, kind in TOPICS.items():
             if not isinstance(value := getattr(self, name), kind):
-                raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
+                raise FLError(
+                    f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of",
+                    code="argument",
+                )
         partitions = {name: kind.options for name, kind in KINDS.items()}
         for name, chosen, known, own in (
             ("algorithm", self.method, OPTIONS, "METHOD"),
             ("partition", self.data.partition, partitions, "KIND"),
         ):
             if not isinstance(chosen, Chosen):
-                raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
+                raise FLError(
+                    f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of", code="argument"
+                )
             choice(f"--{name}", [chosen.name], known, own)
             if type(chosen.options) is not type(known[chosen.name]):
-                raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
+                raise FLError(
+                    f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}", code="argument"
+                )
         for name in self.extensions:
             if name not in EXTENSIONS:
-                raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}")
+                raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}", code="name")
         for one in self.settings():
             check_value(one)
 
@@ -282,7 +291,8 @@ class Config:
                 f"{folder} holds a run of {name}, which is no method of this installation: work with it from "
                 "Python, after the lines that register it, as in "
                 f"fl.simulate(fl.Config.read({str(folder)!r}), {str(folder)!r}, resume=True); or make it a file or a "
-                "package (docs/guides/method.md), so that every command knows it"
+                "package (docs/guides/method.md), so that every command knows it",
+                code="name",
             )
 
     def asks(self) -> dict[str, str]:
@@ -322,7 +332,8 @@ class Config:
         if chosen:
             raise FLError(
                 f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
-                f"{_HELD_OUT}) or give a share"
+                f"{_HELD_OUT}) or give a share",
+                code="argument",
             )
         _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
         return self.replace(local_valid=_HELD_OUT)
@@ -410,7 +421,8 @@ class Config:
         if len(methods) != 1 or len(seeds) != 1:
             raise FLError(
                 "it names several methods or seeds, and a Config is one run: read it as an fl.Experiment, or take the "
-                "folder of one of its runs"
+                "folder of one of its runs",
+                code="argument",
             )
         for name in [name for name in values if name in ALGORITHMS and name not in methods]:
             _log.warning("warning: section %s is ignored, since this run does not read it", name)
@@ -471,10 +483,13 @@ def options_of(name: str, value: Any, now: Any) -> Any:
     if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
         known = [one.name for one in fields(now)]
         if strange := value.keys() - {*known}:
-            raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}")
+            raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}", code="name")
         return replace(now, **{name: _tupled(one) for name, one in value.items()})
     if not isinstance(value, type(now)):
-        raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
+        raise FLError(
+            f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}",
+            code="argument",
+        )
     return value
 
 

@@ -69,14 +69,18 @@ class DataSettings(Topic):
             check_text_kind(self.partition.name)
             self.text.check()
         if self.pad and data.is_text(self.dataset):
-            raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
+            raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out", code="unsupported")
         if self.pool_test_set and not self.local_test:
             raise FLError(
                 "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
-                "0.17"
+                "0.17",
+                code="argument",
             )
         if self.pool_test_set and self.test_sites:
-            raise FLError("--pool-test-set shares the test set out, and --test-sites names one: leave one of them out")
+            raise FLError(
+                "--pool-test-set shares the test set out, and --test-sites names one: leave one of them out",
+                code="argument",
+            )
 
     def group_unread(self, group: str) -> str:
         """Say why nothing reads a group of settings, see `fl.base.settings.settings_of`."""

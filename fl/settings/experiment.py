@@ -70,7 +70,9 @@ class Experiment:
         own = {name: settings.pop(name) for name in ("algorithms", "seeds") if name in settings}
         for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
             if name in settings:
-                raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
+                raise FLError(
+                    f"an experiment has several {other}: give {other}= in the place of {name}=", code="argument"
+                )
         changed = replace(self, **own)  # which adds methods by import paths to those there are
         options = dict(self.options)
         for name in [one for one in settings if one in ALGORITHMS and ALGORITHMS[one].options is not None]:
@@ -97,9 +99,9 @@ class Experiment:
     def check(self) -> None:
         """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
         if not self.algorithms or not self.seeds:
-            raise FLError("give at least one --algorithm and one of --seeds")
+            raise FLError("give at least one --algorithm and one of --seeds", code="argument")
         if any(several.count(one) > 1 for several in (self.algorithms, self.seeds) for one in several):
-            raise FLError("--algorithm and --seeds: name each method and each seed only once")
+            raise FLError("--algorithm and --seeds: name each method and each seed only once", code="argument")
         for one in self.runs():
             one.check()
 
@@ -139,14 +141,17 @@ class Experiment:
     def from_file(cls, path: Path) -> "Experiment":
         """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
         if path.exists() and not path.is_file():
-            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
+            raise FLError(
+                f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run",
+                code="file",
+            )
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise FLError(f"--config {path} cannot be read: {reason}") from None
+            raise FLError(f"--config {path} cannot be read: {reason}", code="file") from None
         except (FLError, ZooError) as error:
-            raise FLError(f"--config {path}: {error}") from None
+            raise FLError(f"--config {path}: {error}", code=error.code) from None
 
     @classmethod
     def read(cls, folder: Path, resume: bool = False) -> "Experiment":

@@ -76,7 +76,8 @@ class ClientSettings(Topic):
         if self.participants > self.number:
             raise FLError(
                 f"--participants {self.participants} of --clients {self.number}: a round needs between 1 and all of "
-                "them"
+                "them",
+                code="argument",
             )
         return self.participants
 
@@ -145,12 +146,12 @@ class LocalSettings(Topic):
     def check(self, dataset: str) -> None:
         """Raise FLError for settings that do not go together, or not with the data set of this name."""
         if len(self.betas) != 2:
-            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
+            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}", code="argument")
         if self.nesterov and not self.momentum:
-            raise FLError("--nesterov needs a --momentum above 0")
+            raise FLError("--nesterov needs a --momentum above 0", code="argument")
         images = {"crop": self.crop, "flip": self.flip, "masked-loss": self.masked_loss}
         if data.is_text(dataset) and (wrong := [flag for flag, asked in images.items() if asked]):
-            raise FLError(f"--{wrong[0]} is for images, and the data set is text: leave it out")
+            raise FLError(f"--{wrong[0]} is for images, and the data set is text: leave it out", code="unsupported")
 
     def make_optimizer(self) -> Optimizer:
         """Make the clients' optimizer."""

@@ -37,11 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: list[str]) -> int:
     options, flags = _parser().parse_known_args(argv)
     if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
-        raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
+        raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0", code="argument")
     request = parse([*flags, "--clients", str(options.nodes)])
     config = request.one_run()
     if request.resume:
-        raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
+        raise FLError(
+            "--resume: give the --folder of the deployment, whose run goes on if there is one", code="argument"
+        )
     typed = {*map(flag_in, flags)}
     if not (config.clients.participation or "participants" in typed):
         participants = min(Config().clients.participants, options.nodes)
@@ -96,7 +98,7 @@ def _main(argv: list[str]) -> int:
         print(line, file=sys.stderr)
     if status != "finished:completed":
         reason = errors[-1].removeprefix("error: ") if errors else f"see {root / 'run.log'}"
-        raise FLError(f"the run ended as {status}: {reason}")
+        raise FLError(f"the run ended as {status}: {reason}", code="peers")
     print(describe(json.loads((root / "run" / "summary.json").read_text())))
     print(f"run folder: {root / 'run'}")
     return 0

@@ -21,11 +21,16 @@ from surgery import State
 def _check(config: Any) -> None:
     options = config.extensions["adapters"]
     if options.on and config.model.architectures != ArchitectureOptions():
-        raise FLError("--adapters.kind: clients have one base, and --architectures gives them several: leave one out")
+        raise FLError(
+            "--adapters.kind: clients have one base, and --architectures gives them several: leave one out",
+            code="argument",
+        )
     if options.on and options.largest < 1:
-        raise FLError("--adapters.rank 0: give 1 or more")
+        raise FLError("--adapters.rank 0: give 1 or more", code="argument")
     if options.on and options.ranks and options.rank != AdapterOptions.rank:
-        raise FLError("--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out")
+        raise FLError(
+            "--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out", code="argument"
+        )
 
 
 def _needs(options: AdapterOptions) -> dict[str, str]:
