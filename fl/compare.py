@@ -114,10 +114,7 @@ def run(arguments: Arguments) -> int:
 
     out, html = arguments.out, arguments.html
     if arguments.every is not None and (html is None or not 0 < arguments.every < math.inf):
-        raise FLError(
-            "--every is a number of seconds above 0 after which --html FILE is written again: give both",
-            code="argument",
-        )
+        raise FLError("--every is a number of seconds above 0 after which --html FILE is written again: give both")
     if html is not None:
         if out is not None:
             check_new(out)  # before a page is written that may take until all runs end

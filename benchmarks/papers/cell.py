@@ -131,14 +131,10 @@ class Cell:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+(\.[a-z0-9-]+)+", self.id) or self.paper not in PAPERS:
-            raise FLError(
-                f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot", code="argument"
-            )
+            raise FLError(f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot")
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names) or not {n for one in self.comparisons for n in one.arms} <= set(names):
-            raise FLError(
-                f"{self.id}: arms need different names, and comparisons can only name arms of the cell", code="argument"
-            )
+            raise FLError(f"{self.id}: arms need different names, and comparisons can only name arms of the cell")
 
     @property
     def paper(self) -> str:

@@ -39,11 +39,9 @@ class Methods(MutableMapping[str, Method]):
     def _load(self, name: str) -> None:
         method = vars(import_file(file := self._files[name])).get("METHOD")
         if not isinstance(method, Method | None):
-            raise FLError(f"{file}: METHOD must be a Method, got {method!r}", code="argument")
+            raise FLError(f"{file}: METHOD must be a Method, got {method!r}")
         if method is not None and method.name != name:
-            raise FLError(
-                f"{file}: METHOD has to be Method({name}, ...), with the function of that name", code="argument"
-            )
+            raise FLError(f"{file}: METHOD has to be Method({name}, ...), with the function of that name")
         self._files.pop(name, None)
         if method is not None:  # and not what methods share
             self._ours.add(name)
@@ -93,7 +91,7 @@ class _Options(Mapping[str, Any]):
 def _checked(found: Any, name: str = "") -> Method:
     """Return what a package or a module has if it is a method, of this name if one is given."""
     if not isinstance(found, Method):
-        raise FLError(f"is {kind(found)}, not a Method", code="argument")
+        raise FLError(f"is {kind(found)}, not a Method")
     if name not in ("", found.name):
         raise FLError(f"is the method {found.name}: name it so", code="name")
     return found

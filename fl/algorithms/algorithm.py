@@ -147,7 +147,7 @@ class Algorithm:
         if client is None:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):
-            raise FLError(f"client {client}: there are clients 0 to {len(self.fed.clients) - 1}", code="argument")
+            raise FLError(f"client {client}: there are clients 0 to {len(self.fed.clients) - 1}")
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize:
             models, client = self._personal(server, models, [client]), 0

@@ -96,16 +96,12 @@ class Extension:
 
     def __post_init__(self) -> None:
         if not is_dataclass(self.options) or isinstance(self.options, type) or type(self.options).__hash__ is None:
-            raise FLError(
-                f"not an extension: options are a frozen dataclass with its defaults, got {self.options!r}",
-                code="argument",
-            )
+            raise FLError(f"not an extension: options are a frozen dataclass with its defaults, got {self.options!r}")
         check_types(self.options)
         if (self.algorithm is None) != (self.order is None) or not isinstance(self.order, Order | None):
             raise FLError(
                 f"not an extension: order says where it wraps the algorithm, one of {', '.join(Order.__members__)} of "
-                f"fl.algorithms.extension.Order, and is given with algorithm= alone; got {self.order!r}",
-                code="argument",
+                f"fl.algorithms.extension.Order, and is given with algorithm= alone; got {self.order!r}"
             )
 
 

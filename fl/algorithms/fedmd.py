@@ -127,8 +127,7 @@ def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
     if not 1 <= number <= len(free):
         raise FLError(
             f"--fedmd.public {share:g} of {len(fed.clients.train.samples)} samples are {number}; clients can spare 1 "
-            f"to {len(free)}: give another share",
-            code="argument",
+            f"to {len(free)}: give another share"
         )
     places = free[draw(len(free), number, Rng(0).torch("public"))].sort().values
     taken = torch.zeros(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, places, True)

@@ -242,28 +242,24 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
     if fed.data.task == "regression" and len(rounds) < len(kinds) - 1:
         raise FLError(
             "femam ends a level when the validation accuracy no longer changes, but a regression has no accuracy: give "
-            "--femam.level-rounds, one number for each level except the last",
-            code="argument",
+            "--femam.level-rounds, one number for each level except the last"
         )
     for at, kind in enumerate(kinds):
         cluster = kind.isdecimal() and 1 <= int(kind) <= len(fed.clients)
         if not (cluster or (kind == "global" and at == 0) or (kind == "personal" and at == len(kinds) - 1)):
             raise FLError(
                 f"--femam.levels {','.join(kinds)}: {kind!r} is not allowed there; levels are global (as the first), "
-                f"numbers of clusters (1 to {len(fed.clients)}, the number of clients) and personal (as the last)",
-                code="argument",
+                f"numbers of clusters (1 to {len(fed.clients)}, the number of clients) and personal (as the last)"
             )
     if not kinds or (rounds and (len(rounds) > len(kinds) - 1 or min(rounds) < 1)):
         raise FLError(
             f"--femam.level-rounds {','.join(map(str, rounds))} for --femam.levels {','.join(kinds)}: give numbers of "
-            "at least 1, at most one for each level except the last (it trains to the end); or give converged",
-            code="argument",
+            "at least 1, at most one for each level except the last (it trains to the end); or give converged"
         )
     if len(kinds) > 1 and options.start == "random" and fed.create is None:
         raise FLError(
             "femam starts each level from different weights, but a module has only one set of weights: give a function "
-            "that makes the model, such as model=MyNet (or Federation(create=...)), or --femam.start global",
-            code="argument",
+            "that makes the model, such as model=MyNet (or Federation(create=...)), or --femam.start global"
         )
     if len(kinds) > 1 and (fed.local.augment.crop or fed.local.augment.flip or fed.local.augment.mask):
         raise FLError(

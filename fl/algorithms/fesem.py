@@ -43,10 +43,7 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         flags: the name of the method in the options' flags.
     """
     if options.clusters > len(fed.clients):
-        raise FLError(
-            f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients",
-            code="argument",
-        )
+        raise FLError(f"--{flags}.clusters {options.clusters}: give 1 to {len(fed.clients)}, the number of clients")
     clustering = Clustering.make(fed, options.clustering, options.compare, flags)
 
     def init():

@@ -75,8 +75,7 @@ def _largest(fed: Federation, fleet: Fleet) -> int:
             return client
     raise FLError(
         "FlexiFed deploys the model of the largest architecture, and no client has that of every width and depth: "
-        "use --architectures.choose cycle, say, or other --architectures.depths",
-        code="argument",
+        "use --architectures.choose cycle, say, or other --architectures.depths"
     )
 
 
@@ -87,8 +86,7 @@ def _plans(fleet: Fleet, strategy: str) -> list[Plan]:
     if not common:
         raise FLError(
             "FlexiFed shares the leading layers of clients' models, and these have not even the first in common: give "
-            "one --architectures.widths, and several --architectures.depths",
-            code="argument",
+            "one --architectures.widths, and several --architectures.depths"
         )
     entries = []
     for client, kind in enumerate(fleet.owned):

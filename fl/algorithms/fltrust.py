@@ -51,7 +51,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
             code="unsupported",
         )
     if options.root > len(everybody):
-        raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples", code="argument")
+        raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
 
     def trained_by_server(start: State, rng: Rng) -> State:
         own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]

@@ -112,22 +112,18 @@ def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, An
     """
     for plan in plans:
         if any(plan.small_shapes[name] != plan.shapes[source.name] for name, (source,) in plan.entries.items()):
-            raise FLError(
-                "InclusiveFL's clients differ in depth only: give one --architectures.widths", code="argument"
-            )
+            raise FLError("InclusiveFL's clients differ in depth only: give one --architectures.widths")
     order = sorted(range(len(plans)), key=lambda k: sum(depths[k].values()))
     for small, large in pairwise(order):
         if section := next((s for s in depths[small] if depths[small][s] > depths[large][s]), None):
             raise FLError(
                 f"InclusiveFL's models lie in each other, and in {section} the one with fewer blocks in all has more: "
-                "leave --architectures.mixed out, or give other --architectures.depths",
-                code="argument",
+                "leave --architectures.mixed out, or give other --architectures.depths"
             )
     if plans[order[-1]].small_shapes != plans[order[-1]].shapes:
         raise FLError(
             "InclusiveFL deploys the deepest model, and no client has the global model's depth: use "
-            "--architectures.choose cycle, say, or other --architectures.depths",
-            code="argument",
+            "--architectures.choose cycle, say, or other --architectures.depths"
         )
     return order
 

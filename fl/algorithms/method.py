@@ -67,7 +67,7 @@ class Method:
     def __post_init__(self) -> None:
         name = getattr(self.make, "__name__", "")
         if not callable(self.make) or not name.isidentifier():
-            raise FLError(f"not a method: make is a function with a name, got {self.make!r}", code="argument")
+            raise FLError(f"not a method: make is a function with a name, got {self.make!r}")
         frozen = is_dataclass(self.options) and type(self.options).__hash__ is not None
         for wrong, what in (
             (
@@ -85,7 +85,7 @@ class Method:
             ),
         ):
             if wrong:
-                raise FLError(f"not a method, {name}: {what}", code="argument")
+                raise FLError(f"not a method, {name}: {what}")
         if self.options is not None:
             check_types(self.options)
 
@@ -122,9 +122,7 @@ class Method:
         self.refuse(fed.needs())
         if options is not None:
             if not isinstance(options, type(self.options)):
-                raise FLError(
-                    f"{self.name} takes {type(self.options).__name__}, got {type(options).__name__}", code="argument"
-                )
+                raise FLError(f"{self.name} takes {type(self.options).__name__}, got {type(options).__name__}")
             check_values(options, self.name)
 
     def refuse(self, needs: Mapping[str, str]) -> None:

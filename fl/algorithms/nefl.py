@@ -47,10 +47,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     example = make_example(fed.model, fed.spec or fleet.architectures[0].spec)
     depths = {len(section.blocks) for section in sections(fed.model, example=example)}
     if strange := [pattern for pattern in options.keep if len(pattern) not in depths]:
-        raise FLError(
-            f"--nefl.keep {strange[0]}: no section has {len(strange[0])} blocks; they have {sorted(depths)}",
-            code="argument",
-        )
+        raise FLError(f"--nefl.keep {strange[0]}: no section has {len(strange[0])} blocks; they have {sorted(depths)}")
     try:
         plans = [plan_within(fed.model, kind.model, "none", choose, kind.spec) for kind in fleet.architectures]
     except SurgeryError as error:
@@ -63,14 +60,10 @@ def _chooser(patterns: tuple[str, ...]):
     known = {}
     for pattern in patterns:
         if not pattern or set(pattern) - {"0", "1"} or "1" not in pattern:
-            raise FLError(
-                f"--nefl.keep {pattern}: a pattern has a 1 for a block that stays and a 0 for others, as 101",
-                code="argument",
-            )
+            raise FLError(f"--nefl.keep {pattern}: a pattern has a 1 for a block that stays and a 0 for others, as 101")
         if (key := (len(pattern), pattern.count("1"))) in known:
             raise FLError(
-                f"--nefl.keep has two patterns for {key[1]} of {key[0]} blocks: leave {pattern} or the other out",
-                code="argument",
+                f"--nefl.keep has two patterns for {key[1]} of {key[0]} blocks: leave {pattern} or the other out"
             )
         known[key] = [i for i, digit in enumerate(pattern) if digit == "1"]
     return lambda blocks, count: known.get((blocks, count), list(range(count)))

@@ -46,7 +46,7 @@ class RecordedRun:
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """Map each folder to the run folders with a file: itself, or those below it. Raises FLError for no or no folder."""
     if not folders:
-        raise FLError("give at least one run folder", code="argument")
+        raise FLError("give at least one run folder")
     if strange := [folder for folder in folders if not folder.is_dir()]:
         raise FLError(f"{strange[0]} is not a folder", code="folder")
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
@@ -137,9 +137,7 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
         texts = {n: (",".join(map(str, v)) or "none") if isinstance(v, tuple) else v for n, v in differ.items()}
         label = " ".join([method, *(f"{name}={text}" for name, text in texts.items())])
         if twins := [other for other in groups.get(label, ()) if other.config.seed == run.config.seed]:
-            raise FLError(
-                f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them", code="argument"
-            )
+            raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
         groups.setdefault(label, []).append(run)
     return groups
 
@@ -155,19 +153,13 @@ def target_table(
     Raises FLError for a number that is neither an accuracy nor a perplexity, and for a run that has no such score.
     """
     if not 0 < target < math.inf:
-        raise FLError(
-            f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1",
-            code="argument",
-        )
+        raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
     for run in (run for runs in groups.values() for run in runs):
         if target <= 1 and not any("accuracy" in row for row in run.rows):
-            raise FLError(
-                f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out", code="argument"
-            )
+            raise FLError(f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out")
         if target > 1 and not any("perplexity" in row for row in run.rows):
             raise FLError(
-                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], as 0.7 is",
-                code="argument",
+                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], as 0.7 is"
             )
     means: dict[str, dict[str, float]] = {}
     seeds = {}

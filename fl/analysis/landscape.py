@@ -273,9 +273,7 @@ def grid(points: int, radius: float) -> Tensor:
     tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000], dtype=torch.float64)
     """
     if points < 3 or points % 2 == 0:
-        raise FLError(
-            f"--points {points}: give an odd number, 3 or more, so that one point is the centre", code="argument"
-        )
+        raise FLError(f"--points {points}: give an odd number, 3 or more, so that one point is the centre")
     half = points // 2
     return torch.arange(-half, half + 1, dtype=torch.float64) / half * radius
 

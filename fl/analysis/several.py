@@ -102,10 +102,7 @@ def simulate_all(
     folder = Path(folder)
     with joined() as ranks:
         if not isinstance(experiment, Experiment):
-            raise FLError(
-                f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run",
-                code="argument",
-            )
+            raise FLError(f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run")
         common = given_inputs(experiment.config, dataset, model)
         experiment = replace(experiment, config=common).with_validation()
         experiment.check()

@@ -42,7 +42,7 @@ class Structure:
         sizes = {len(level) for level in (*self.truth, *self.found)}
         fit = len(self.found) == len(self.levels) and 0 <= self.trained <= len(self.levels)
         if not self.truth or len(sizes) > 1 or not fit or len(self.names) not in (0, *sizes):
-            raise FLError("levels, clients and their names do not fit together", code="argument")
+            raise FLError("levels, clients and their names do not fit together")
 
     @property
     def clients(self) -> int:

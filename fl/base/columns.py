@@ -46,11 +46,9 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.kind not in (int, float):
-            raise FLError(f"not a column: its numbers must be int or float, got {self.kind!r}", code="argument")
+            raise FLError(f"not a column: its numbers must be int or float, got {self.kind!r}")
         if self.due not in get_args(Due):
-            raise FLError(
-                f"not a column: it is due with one of {', '.join(get_args(Due))}, got {self.due!r}", code="argument"
-            )
+            raise FLError(f"not a column: it is due with one of {', '.join(get_args(Due))}, got {self.due!r}")
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -43,7 +43,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
         for key, one in value.items() if several else [(file.rpartition(".")[2], value)] * (value is not None):
             where = f"{file}: {name}" + f"[{key!r}]" * several
             if not isinstance(one, kind):
-                raise FLError(f"{where} must be a {kind.__name__}, got {one!r}", code="argument")
+                raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
             if key in result:
                 raise FLError(f"{where}: there is another one of this name", code="name")
             result[key] = one
@@ -208,8 +208,7 @@ def path_of(flag: str, function: Callable[..., Any]) -> str:
     if not is_path(path) or find(flag, path) is not function:
         raise FLError(
             f"--{flag} {name or kind(function)}: a run folder names a function by its place in a file, and this one "
-            "has none: define it with `def` at the top level of a module",
-            code="argument",
+            "has none: define it with `def` at the top level of a module"
         )
     return path
 

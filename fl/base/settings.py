@@ -425,27 +425,27 @@ def check_value(setting: "Setting") -> None:
     """Raise FLError for a value that a setting cannot have."""
     field, value, flag = setting.field, setting.value, setting.flag
     if is_dataclass(field.default) and not isinstance(field.default, Chosen):  # of a group, which has its own settings
-        raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}", code="argument")
+        raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}")
     for several in marks(field, Alternatives):
         choice(f"--{flag}", [value], several.options())
     kinds, _ = types_of(field.type)
     if kinds and not fits(field.type, value):
-        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}", code="argument")
+        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
     items = as_tuple(value)
     for item in items:
         if isinstance(item, float) and not math.isfinite(item):
-            raise FLError(f"--{flag} must be a finite number, got {written(value)}", code="argument")
+            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
         if isinstance(item, float) and abs(item) > LARGEST:
-            raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}", code="argument")
+            raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
     for mark in marks(field, Flag):
         if isinstance(mark.items, Limits):
             if any(item not in mark.items for item in items):
-                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}", code="argument")
+                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
         elif mark.items is not None:
             choice(f"--{flag}", items, mark.items, mark.own)
     for item in items:
         if isinstance(item, Integral) and abs(item) >= 2**63:
-            raise FLError(f"--{flag} must be below 2^63, got {item}", code="argument")
+            raise FLError(f"--{flag} must be below 2^63, got {item}")
 
 
 def check_types(settings: Any) -> None:
@@ -455,8 +455,7 @@ def check_types(settings: Any) -> None:
             raise FLError(
                 f"{type(settings).__name__}.{field.name} has the type {field.type!r}, which settings cannot have: use "
                 "int, float, str or bool, X | None, tuple[X, ...], or Annotated with the values that there are (see "
-                "fl/base/settings.py); and leave `from __future__ import annotations` out of its file",
-                code="argument",
+                "fl/base/settings.py); and leave `from __future__ import annotations` out of its file"
             )
 
 

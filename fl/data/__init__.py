@@ -101,8 +101,7 @@ def _load_custom(name: str) -> Dataset:
     if name == GIVEN:
         raise FLError(
             "these are the settings of a run on data that were given from Python: give them again, as in "
-            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)",
-            code="argument",
+            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)"
         )
     try:
         found = find("datasets", name)()
@@ -129,7 +128,7 @@ def check_name(name: str) -> None:
             f"unknown data set {name!r}: there are {every}, and module:function for one of your own", code="name"
         )
     if not callable(found := find("datasets", name)):
-        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset", code="argument")
+        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
 
 
 def is_custom(name: str) -> bool:

@@ -46,7 +46,7 @@ def look(argv: Sequence[str] | None) -> int:
     """Carry out the command."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):
-        raise FLError(f"data are named by a flag: `python -m fl.data --dataset {argv[0]}`", code="argument")
+        raise FLError(f"data are named by a flag: `python -m fl.data --dataset {argv[0]}`")
     partition_named(named(argv, "partition"))
     every = {name: one for inside in entries(()).values() for name, one in inside.items()}
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
@@ -58,7 +58,7 @@ def look(argv: Sequence[str] | None) -> int:
         config.data.check()
     for one in config.settings():
         if one.unread and one.flag in flags:
-            raise FLError(one.unread, code="argument")
+            raise FLError(one.unread)
     dataset = config.load()
     counted = dataset.task == "classification" and not dataset.text
     if asked.plot is not None and not counted:

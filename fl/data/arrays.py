@@ -92,7 +92,7 @@ def checked(
         fields["valid"] = _marks(valid, len(x))
     if task in ("regression", "multilabel"):
         if classes is not None:
-            raise FLError(f"classes is for classification, and task is {task!r}: leave it out", code="argument")
+            raise FLError(f"classes is for classification, and task is {task!r}: leave it out")
         y, test_y = targets("y", y, x, task), targets("test_y", test_y, test_x, task)
         if y.shape[1] != test_y.shape[1]:
             raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both as many columns", code="data")
@@ -119,7 +119,7 @@ def checked(
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = max(most + 1, len(names)) if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
-        raise FLError(f"classes must be a whole number from 2 on, got {count!r}", code="argument")
+        raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
     what = "tokens" if tokens else "labels"
     if least < 0:
         signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
@@ -227,7 +227,7 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
 
 def _check_pixels(name: str, x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
-        raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel", code="argument")
+        raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(value_range(each)[1]) for each in (x, test_x))) > top:
         raise FLError(
             f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value", code="data"
@@ -246,8 +246,7 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
     names = tuple(map(str, names))
     if names and (len(names) != count or len(set(names)) < count):
         raise FLError(
-            f"names are {', '.join(names[:5])}{', ...' * (len(names) > 5)}: give {count} different ones, or none",
-            code="argument",
+            f"names are {', '.join(names[:5])}{', ...' * (len(names) > 5)}: give {count} different ones, or none"
         )
     return names
 
@@ -472,7 +471,7 @@ def _check_mask(name: str, value: Any) -> None:
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any]:
     """Convert the owners of both parts to int64; names become numbers in alphabetical order, and are kept."""
     if owners is None and test_owners is not None:
-        raise FLError("test_owners need owners=, those of the training samples", code="argument")
+        raise FLError("test_owners need owners=, those of the training samples")
     parts = {}
     for name, values, count in (("owners", owners, n), ("test_owners", test_owners, test_n)):
         if values is None:

@@ -501,7 +501,7 @@ class Dataset:
         self._no_copy("--test-sites")
         away = torch.isin(self.owners, numbers)
         if away.all():
-            raise FLError(f"{flag}: nobody else has samples to train on; name fewer sites", code="argument")
+            raise FLError(f"{flag}: nobody else has samples to train on; name fewer sites")
         moved = self._of_rows(away.nonzero()[:, 0])
         test_x = map_inputs(lambda *both: torch.cat(both), self.test_x, moved["x"])
         test_y, test_owners = torch.cat([self.test_y, moved["y"]]), torch.cat([self.test_owners, moved["owners"]])
@@ -553,9 +553,7 @@ class Dataset:
         if not number:
             return self
         if number > len(self.y):
-            raise FLError(
-                f"--samples {number:,}: {self.name} has {len(self.y):,}; use fewer, or 0 for all", code="argument"
-            )
+            raise FLError(f"--samples {number:,}: {self.name} has {len(self.y):,}; use fewer, or 0 for all")
         chosen = torch.randperm(len(self.y), generator=Rng(0).torch("samples"))[:number].sort().values
         return replace(self, **self._of_rows(chosen))
 

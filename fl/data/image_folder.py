@@ -34,9 +34,7 @@ def load(root: Path, path: str) -> Dataset:
     path, given = options_of(name, path, ("size",))
     size = given.get("size", "0")
     if not size.isdigit() or (given and not int(size)):
-        raise FLError(
-            f"--dataset {name}: size is {size!r}, and it is a number of pixels, such as ?size=64", code="argument"
-        )
+        raise FLError(f"--dataset {name}: size is {size!r}, and it is a number of pixels, such as ?size=64")
     folder = file_of(name, path, root, folder=True)
     files = _files(folder)
     places = [file.relative_to(folder).parts[:-1] for file in files]

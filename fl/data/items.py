@@ -30,9 +30,7 @@ def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dic
         names = [] if None in numbered else _class_names([*numbered, *more])
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise FLError(
-                f"{name} is {kind(part)}: give a data set with len() and items (sample, label)", code="argument"
-            )
+            raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
     return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
 
 
@@ -80,30 +78,21 @@ def _check_split(name: str, part: Any) -> None:
     if isinstance(part, dict):
         splits = list(map(str, part))
         if not splits:
-            raise FLError(
-                f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them",
-                code="argument",
-            )
+            raise FLError(f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them")
         first = "train" if "train" in splits else splits[0]
         others = [split for split in ("test", "validation", *splits) if split in splits and split != first]
         two = f"data[{first!r}], data[{others[0]!r}]" if others else f"data[{first!r}].train_test_split(0.2)"
-        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}", code="argument")
+        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}")
     if part is None:
-        raise FLError(
-            f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns", code="argument"
-        )
+        raise FLError(f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns")
     if isinstance(part, str):
-        raise FLError(
-            f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it",
-            code="argument",
-        )
+        raise FLError(f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it")
     if not hasattr(part, "column_names"):
-        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset", code="argument")
+        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset")
     if not hasattr(part, "__len__"):
         raise FLError(
             f"{name} is {kind(part)}, which is streamed: load it without streaming=True, or give "
-            f"datasets.Dataset.from_list(list({name}), features={name}.features)",
-            code="argument",
+            f"datasets.Dataset.from_list(list({name}), features={name}.features)"
         )
 
 

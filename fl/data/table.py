@@ -31,7 +31,7 @@ def columns_of(frame: Any) -> Table:
         FLError: if two columns have one name, if a value is missing, or if a value is neither a number nor a string.
     """
     if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
-        raise FLError(f"frame is a {type(frame).__name__}: give a pandas.DataFrame", code="argument")
+        raise FLError(f"frame is a {type(frame).__name__}: give a pandas.DataFrame")
     names = list(map(str, frame.columns))
     if repeated := [name for name in names if names.count(name) > 1]:
         raise FLError(f"the frame has two columns {repeated[0]!r}: rename one of them", code="data")
@@ -103,9 +103,7 @@ def arrays_of(
             raise FLError(f"there is no column {str(name)!r} for {what}: there are {', '.join(columns)}", code="name")
     special = [str(name) for name in (target, owner, split) if name is not None]
     if len(set(special)) < len(special):
-        raise FLError(
-            f"target, owner and split are {', '.join(special)}: give each a column of its own", code="argument"
-        )
+        raise FLError(f"target, owner and split are {', '.join(special)}: give each a column of its own")
     count = len(columns[special[0]])
     if not count:
         raise FLError("the table has no rows", code="data")

@@ -61,7 +61,7 @@ class TextOptions:
         """Raise FLError for tokens that there are not. No tokenizer is opened."""
         kind, _, folder = self.tokens.partition(":")
         if self.tokens not in ("word", "byte") and (kind != "tokenizer" or not folder):
-            raise FLError(f"--text.tokens {self.tokens}: give word, byte or tokenizer:FOLDER", code="argument")
+            raise FLError(f"--text.tokens {self.tokens}: give word, byte or tokenizer:FOLDER")
 
 
 class Pieces(tuple[str, ...]):

@@ -115,10 +115,7 @@ def train(
     """
     for job, starts, _ in groups:
         if stack_size(starts) != len(job.batches.steps):
-            raise FLError(
-                f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each",
-                code="argument",
-            )
+            raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
         check(backend, job.device, job.precision, job.batches.real is not None)
     chosen, device = {} if chosen is None else chosen, groups[0][0].device
     ruled = backend == "auto" and not admission.is_asked(device)
@@ -165,8 +162,7 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
         raise FLError(
             f"{names} normalises over a batch, and at --batch-size {min(job.batches.size for job in jobs)} one of its "
             "norms sees a single value: use a larger --batch-size, larger images (--pad), or a model without batch "
-            f"norm{partial}",
-            code="argument",
+            f"norm{partial}"
         ) from error
     if not all(map(torch.equal, before, _global_rng(jobs[0].device))):
         raise FLError(

@@ -145,8 +145,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
     if is_path(name):
         if weights or smoothing:
             raise FLError(
-                f"--class-weights and --label-smoothing are for losses by name, not for {name}: leave them out",
-                code="argument",
+                f"--class-weights and --label-smoothing are for losses by name, not for {name}: leave them out"
             )
         return _own(name, find("loss", name), whole=task == "segmentation")
     chosen = _DEFAULTS[task] if name == DEFAULT else name
@@ -162,25 +161,21 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
         )
     if weights and len(weights) != outputs:
         raise FLError(
-            f"--class-weights gives {len(weights)} weights, and the model has {outputs} outputs: give one each",
-            code="argument",
+            f"--class-weights gives {len(weights)} weights, and the model has {outputs} outputs: give one each"
         )
     if chosen == "cross_entropy" and not smoothing and not weights:
         return cross_entropy
     if smoothing and chosen != "cross_entropy":
-        raise FLError(f"--label-smoothing is for cross_entropy, not for {chosen}: leave it out", code="argument")
+        raise FLError(f"--label-smoothing is for cross_entropy, not for {chosen}: leave it out")
     if weights and not any(weights):
-        raise FLError(
-            "--class-weights are all 0, so that nothing would be learnt: give at least one above 0", code="argument"
-        )
+        raise FLError("--class-weights are all 0, so that nothing would be learnt: give at least one above 0")
     if weights and task == "regression":
         raise FLError(
             "--class-weights are for classes, and the targets are numbers: leave them out", code="unsupported"
         )
     if weights and chosen == "dice":
         raise FLError(
-            "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out",
-            code="argument",
+            "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
         )
     return _made(chosen, smoothing, tuple(weights))
 

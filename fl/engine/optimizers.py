@@ -174,26 +174,20 @@ def schedule(
     """
     if warmup:
         if not 0 < warmup < rounds:
-            raise FLError(
-                f"--lr-warmup {warmup} of --rounds {rounds}: it has to end before the run, take fewer rounds",
-                code="argument",
-            )
+            raise FLError(f"--lr-warmup {warmup} of --rounds {rounds}: it has to end before the run, take fewer rounds")
         after = schedule(name, rounds, factor, at, decay)
         return lambda number: min(1.0, number / (warmup + 1)) * after(number)
     if name == "constant":
         return lambda _: 1.0
     if name == "exponential":
         if not 0 < decay <= 1:
-            raise FLError(f"--lr-decay lies in (0, 1], got {decay}", code="argument")
+            raise FLError(f"--lr-decay lies in (0, 1], got {decay}")
         return lambda number: decay ** (number - 1)
     if name == "cosine":
         return lambda number: (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
     if name != "step":
         raise FLError(f"unknown --lr-schedule {name!r}: there are {', '.join(SCHEDULES)}", code="name")
     if not all(0 < share < 1 for share in at) or not 0 < factor <= 1:
-        raise FLError(
-            f"--lr-factor lies in (0, 1] and --lr-steps in (0, 1), got {factor} and {','.join(map(str, at))}",
-            code="argument",
-        )
+        raise FLError(f"--lr-factor lies in (0, 1] and --lr-steps in (0, 1), got {factor} and {','.join(map(str, at))}")
     ends = [max(1, math.floor(share * rounds + 1e-9)) for share in at]
     return lambda number: factor ** sum(number > end for end in ends)

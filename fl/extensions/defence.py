@@ -113,14 +113,12 @@ class Defence:
         if n < (least := times * f + more):
             raise FLError(
                 f"--defence.rule {self.rule} with --defence.malicious {f} needs {least} models ({times}f + {more}), "
-                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious",
-                code="argument",
+                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious"
             )
         if self.keep > n - f - 2:
             raise FLError(
                 f"--defence.keep {self.keep}: of {n} models of {what} with --defence.malicious {f}, at most "
-                f"{n - f - 2} can be kept (n - f - 2)",
-                code="argument",
+                f"{n - f - 2} can be kept (n - f - 2)"
             )
 
     def _choice(self, models: Stack, weights: Any, names: Container[str]) -> State:

@@ -126,9 +126,7 @@ def make_pace(options: PaceOptions, clients: int, rng: Rng) -> Pace | None:
         return None
     if options.file is not None:
         if (options.spread, options.speed) != (PaceOptions.spread, PaceOptions.speed):
-            raise FLError(
-                "--pace.file has the speed of each client: leave --pace.spread and --pace.speed out", code="argument"
-            )
+            raise FLError("--pace.file has the speed of each client: leave --pace.spread and --pace.speed out")
         speeds = _read(Path(options.file), clients)
     else:
         draws = torch.randn(clients, generator=rng.torch("pace"), dtype=torch.float64)

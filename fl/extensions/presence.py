@@ -67,21 +67,18 @@ def make_presence(
         raise FLError(
             f"--presence.joining {joining} and --presence.leaving {leaving} of {clients} clients leave fewer than the "
             f"{participants} participants of a round: choose smaller shares in [0, 1], or fewer participants "
-            "(--participants, --participation)",
-            code="argument",
+            "(--participants, --participation)"
         )
     for flag, share, count in (("joining", joining, coming), ("leaving", leaving, going)):
         if share and not count:
             raise FLError(
-                f"--presence.{flag} {share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0",
-                code="argument",
+                f"--presence.{flag} {share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0"
             )
     if not coming + going:
         return None
     if rounds < 2:
         raise FLError(
-            "--presence.joining and --presence.leaving need two --rounds or more, between which clients come and go",
-            code="argument",
+            "--presence.joining and --presence.leaving need two --rounds or more, between which clients come and go"
         )
     generator = rng.torch("presence")
     order = torch.randperm(clients, generator=generator)

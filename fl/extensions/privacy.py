@@ -82,8 +82,7 @@ class Privacy:
         if 2 * count <= self.noise:
             raise FLError(
                 f"--privacy.noise {self.noise} is not reached with noise of {count} on the number of short updates: "
-                f"give a --privacy.quantile-noise above {self.noise / 2}",
-                code="argument",
+                f"give a --privacy.quantile-noise above {self.noise / 2}"
             )
         return (self.noise**-2 - (2 * count) ** -2) ** -0.5, count
 
@@ -176,8 +175,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         if privacy.noise and not affordable(1)[0]:
             raise FLError(
                 f"--privacy.epsilon {privacy.epsilon} is less than the first round spends "
-                f"({spent(fed, privacy, 1):.2f}): take more --privacy.noise, more --clients, or fewer --participants",
-                code="argument",
+                f"({spent(fed, privacy, 1):.2f}): take more --privacy.noise, more --clients, or fewer --participants"
             )
         return {**algorithm.init(), _PART: {"clip": torch.tensor(privacy.clip, device=fed.data.device)}}
 
@@ -223,14 +221,12 @@ def _check(algorithm: Algorithm, privacy: Privacy) -> None:
     if fed.aggregator != WeightedMean():
         raise FLError(
             "--privacy.clip bounds what one client changes, and with --defence one also changes how others count: "
-            "leave one of the two out",
-            code="argument",
+            "leave one of the two out"
         )
     if privacy.noise and privacy.delta >= 1 / len(fed.clients):
         raise FLError(
             f"--privacy.delta {privacy.delta:g} of {len(fed.clients):,} clients says nothing, since publishing one "
-            "client's data in full would meet it: take one well below 1 / clients",
-            code="argument",
+            "client's data in full would meet it: take one well below 1 / clients"
         )
     if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:
         raise FLError(

@@ -55,10 +55,7 @@ def trimmed_mean(
     ({'w': tensor([4.])}, {'w': tensor([2.])})
     """
     if isinstance(trim, bool) or not isinstance(trim, Real) or not 0 <= trim <= 0.5:
-        raise FLError(
-            f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}",
-            code="argument",
-        )
+        raise FLError(f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}")
 
     def reduce(name: str, values: Tensor, covered: Tensor | None, old: Tensor | None) -> Tensor:
         if values.is_complex():

@@ -102,29 +102,21 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Splits.of(self.clients))
         if self.fleet is not None and len(self.fleet) != len(self.clients):
-            raise FLError(
-                f"{len(self.fleet)} architectures for {len(self.clients)} clients: give each client one",
-                code="argument",
-            )
+            raise FLError(f"{len(self.fleet)} architectures for {len(self.clients)} clients: give each client one")
         if not 1 <= self.participants <= len(self.clients):
-            raise FLError(
-                f"{self.participants} participants a round: there are {len(self.clients)} clients", code="argument"
-            )
+            raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
         if len(empty := (self.clients.train.sizes == 0).nonzero()):
             raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)", code="data")
         if not self.trainable:
             raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen", code="unsupported")
         if not isinstance(self.local, LocalTraining):
-            raise FLError(
-                f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)", code="argument"
-            )
+            raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
         for middleware in self.training:
             if not callable(middleware) or not isinstance(getattr(middleware, "stage", None), Stage):
                 raise FLError(
                     f"{middleware!r} is no middleware: give a function of (federation, trainer) with a `stage`, one of "
-                    "fl.federation.trainer.Stage",
-                    code="argument",
+                    "fl.federation.trainer.Stage"
                 )
         for middleware in self.training if self.aggregator.chooses else ():
             if getattr(middleware, "leaves_out", False):
@@ -182,8 +174,7 @@ class Federation:
             if self.create is None:
                 raise FLError(
                     "a method that starts several models from different weights needs a function that makes them: "
-                    "give model=MyNet instead of a module, or Federation(create=...)",
-                    code="argument",
+                    "give model=MyNet instead of a module, or Federation(create=...)"
                 )
             device = self.data.device
             model = self.create(generator).to(device, non_blocking=device.type == "cuda")  # other devices must wait
@@ -327,8 +318,7 @@ class Federation:
         count = len(starts) if is_list else stack_size(starts)
         if count != k or (is_list and not len(models or clients) == len(context or clients) == k):
             raise FLError(
-                f"{count} starting states for {k} clients: give each client one state, one model and one context",
-                code="argument",
+                f"{count} starting states for {k} clients: give each client one state, one model and one context"
             )
         if models is None:
             models = self.models_of(clients) if is_list else [self.model] * k

@@ -84,11 +84,9 @@ class LocalTraining:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
         for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("max_parallel_clients", 0)):
             if getattr(self, name) < least:
-                raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more", code="argument")
+                raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         if self.last_batch not in LAST_BATCHES:
-            raise FLError(
-                f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}", code="argument"
-            )
+            raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
         if self.masked and data.task != "classification":
             raise FLError(
                 f"--masked-loss hides classes, and the data are for {data.task}: leave it out", code="unsupported"
@@ -109,8 +107,7 @@ class LocalTraining:
             )
         if data.images and self.augment.crop >= min(data.x.shape[-2:]):
             raise FLError(
-                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4",
-                code="argument",
+                f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"
             )
 
 

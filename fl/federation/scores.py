@@ -236,7 +236,7 @@ def _of_masks(name: str, data: Dataset) -> Metric:
             code="name",
         )
     if data.classes > _MANY:
-        raise FLError(f"--metrics {name}: {data.classes} would be too many columns; leave it out", code="argument")
+        raise FLError(f"--metrics {name}: {data.classes} would be too many columns; leave it out")
     what = name.removesuffix("_per_class")
     names = tuple(f"{what}_{one}" for one in data.names or range(data.classes))
     return Metric(names, lambda overlap: overlap.per_class(what).tolist(), counts=True)

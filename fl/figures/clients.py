@@ -44,7 +44,7 @@ def structure_maps(structures: Sequence[Structure]) -> Figure:
     level of the truth, and with which if there are several. Raises FLError for too many runs.
     """
     if len(structures) > MOST:
-        raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}", code="argument")
+        raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}")
     most = max(1.8, min(7.0 if len(structures) == 1 else 3.5, 18 / len(structures)))
     heights = [1.2 + min(most, max(1.8, 0.07 * one.clients)) for one in structures]
     widths = [(0.75 * len(one.truth), 0.85 * len(one.levels)) for one in structures]

@@ -124,7 +124,7 @@ def coverage(plans: Sequence[Plan]) -> dict[str, Tensor]:
     {'w': tensor([1.5000, 1.5000, 1.0000, 1.0000], dtype=torch.float64)}
     """
     if not plans:
-        raise FLError("there are no plans to count: give at least one", code="argument")
+        raise FLError("there are no plans to count: give at least one")
     if any(plan.fingerprint != plans[0].fingerprint for plan in plans):
         raise FLError("the plans are of different global models: give those of one", code="mismatch")
     shapes = plans[0].shapes

@@ -28,10 +28,7 @@ def draw_landscapes(found: Sequence[Landscape], title: str, what: str, path: Pat
     panels = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).flatten()
     finite = torch.cat([one.values[one.values.isfinite()] for one in found])
     if not len(finite):
-        raise FLError(
-            f"{found[0].title}: no loss is finite, so there is nothing to draw; choose a smaller --radius",
-            code="argument",
-        )
+        raise FLError(f"{found[0].title}: no loss is finite, so there is nothing to draw; choose a smaller --radius")
     low, high = max(finite.min().item(), 1e-6), finite.max().item()
     high = max(high, low * _LEAST)
     levels = np.geomspace(low, high, 19)

@@ -112,7 +112,7 @@ for (const figure of document.querySelectorAll("figure")) {
 def check_page(path: Path) -> None:
     """Raise FLError if a page cannot be written to a file, or there is one already."""
     if path.suffix.lower() not in (".html", ".htm"):
-        raise FLError(f"--html {path} is no name of a page: take one such as report.html", code="argument")
+        raise FLError(f"--html {path} is no name of a page: take one such as report.html")
     if os.path.lexists(path):
         raise FLError(f"{path} exists already: choose another --html", code="file")
     if not path.parent.is_dir():

@@ -164,14 +164,12 @@ def check_new(path: Path, flag: str = "--out") -> None:
 def check_file(path: Path) -> str:
     """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder."""
     if not path.name:
-        raise FLError(
-            f"{path} is no file that a figure can be written to: give a name, such as figure.png", code="argument"
-        )
+        raise FLError(f"{path} is no file that a figure can be written to: give a name, such as figure.png")
     kind = path.suffix.lstrip(".").lower()
     if not kind:
-        raise FLError(f"{path} does not say what the figure is written as: {path}.png, .pdf or .svg", code="argument")
+        raise FLError(f"{path} does not say what the figure is written as: {path}.png, .pdf or .svg")
     if kind not in FigureCanvasBase.get_supported_filetypes():
-        raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg", code="argument")
+        raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg")
     if not path.parent.is_dir():
         raise FLError(f"{path} cannot be written: there is no folder {path.parent}", code="file")
     return kind

@@ -54,18 +54,16 @@ class ArchitectureOptions:
         """Raise FLError for values out of range, and for options without an effect."""
         for flag, reader in (("budgets", "budget"), ("file", "given")):
             if self.choose == reader and not getattr(self, flag):
-                raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}", code="argument")
+                raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")
         if self.choose == "paired" and len(self.widths) != len(self.depths):
             raise FLError(
                 f"--architectures.choose paired needs a depth for each width, and there are {len(self.widths)} widths "
-                f"and {len(self.depths)} depths: give as many, repeating some",
-                code="argument",
+                f"and {len(self.depths)} depths: give as many, repeating some"
             )
         if self.choose == "paired" and self.mixed:
             raise FLError(
                 "--architectures.choose paired has one width and one depth for all sections: leave "
-                "--architectures.mixed out, or give depths such as 1-1-2-2",
-                code="argument",
+                "--architectures.mixed out, or give depths such as 1-1-2-2"
             )
         self.blocks()
 
@@ -80,8 +78,7 @@ class ArchitectureOptions:
         except ValueError:
             raise FLError(
                 f"--architectures.depths {','.join(self.depths)}: a depth is a number of blocks (2), or one for each "
-                "section (1-2-2-1)",
-                code="argument",
+                "section (1-2-2-1)"
             ) from None
         return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
 
@@ -139,8 +136,7 @@ def choose(
     else:
         if len(space) > n:
             raise FLError(
-                f"--architectures.choose cycle: {len(space)} candidates are more than the {n} clients; use random",
-                code="argument",
+                f"--architectures.choose cycle: {len(space)} candidates are more than the {n} clients; use random"
             )
         every = list(space)
         chosen = [every[k % len(every)] for k in range(n)]
@@ -220,5 +216,5 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
             specs.append(space.base.scaled(width, depth))
             space.genes(specs[-1])
         except (FLError, ValueError) as error:
-            raise FLError(f"{where}: client {client} is refused: {error}", code="argument") from None
+            raise FLError(f"{where}: client {client} is refused: {error}") from None
     return specs

@@ -123,8 +123,7 @@ def by_name(name: str) -> Model:
         raise FLError(
             "these are the settings of a run whose model was given from Python: give it again, as in "
             "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
-            "fl.export_model(folder, file, model=...)",
-            code="argument",
+            "fl.export_model(folder, file, model=...)"
         )
     if source := find_source(name):
         source.check()
@@ -137,14 +136,14 @@ def checked(model: Any, flag: str = "model=") -> Model:
     one = first(model)
     if isinstance(one, nn.Module) or callable(one):
         return model
-    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one", code="argument")
+    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one")
 
 
 def first(model: Model) -> Model:
     """Return the model of client 0, a module or a function without arguments, of one model or several."""
     if isinstance(model, Sequence) and not isinstance(model, str | nn.Module):
         if not model:
-            raise FLError("model=[] is an empty list: give a model, or several", code="argument")
+            raise FLError("model=[] is an empty list: give a model, or several")
         return model[0]
     return partial(model, 0) if _is_numbered(model) else model
 
@@ -165,8 +164,7 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
     if isinstance(model, Sequence):
         if len(model) > clients:
             raise FLError(
-                f"{len(model)} models for {clients} clients: give one each, or fewer, which they have in turn",
-                code="argument",
+                f"{len(model)} models for {clients} clients: give one each, or fewer, which they have in turn"
             )
         keys = [id(model[k % len(model)]) for k in range(clients)]
         found = {id(one): one for one in model}
@@ -378,7 +376,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
 def _built(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
     """Make a new model, on the CPU or where its maker puts it."""
     if source is None:
-        raise FLError(f"{said(name)} cannot be built before the data are known", code="argument")
+        raise FLError(f"{said(name)} cannot be built before the data are known")
     with seeded(generator):
         try:
             model = copy.deepcopy(source) if isinstance(source, nn.Module) else source()

@@ -39,7 +39,7 @@ def check_init(init: str, model: str) -> None:
     --init weights.txt: give timm, torchvision or a file *.safetensors, *.pt or *.pth
     """
     if init not in LIBRARIES and Path(init).suffix not in SUFFIXES:
-        raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth", code="argument")
+        raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")
     if init in LIBRARIES and is_custom(model):
         raise FLError(
             f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "

@@ -54,10 +54,7 @@ class LibrarySpec(zoo.Spec):
                 code="unsupported",
             )
         if self.dropout:
-            raise FLError(
-                f"{self.name}: dropout 0 switches all dropout off, and None keeps what the library sets",
-                code="argument",
-            )
+            raise FLError(f"{self.name}: dropout 0 switches all dropout off, and None keeps what the library sets")
         with seeded(generator), torch.device("meta" if torch.device(device).type == "meta" else "cpu"):
             try:
                 model = self._named()

@@ -60,10 +60,7 @@ class Space:
 
     def __post_init__(self) -> None:
         if not self.widths:
-            raise FLError(
-                f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width",
-                code="argument",
-            )
+            raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
         if self.mixed and self.base.architecture.depth is None:
             raise FLError(
                 f"{self.base.name} has one width for all sections: leave --architectures.mixed out", code="unsupported"
@@ -71,9 +68,7 @@ class Space:
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
                 way = "each section chooses one" if self.mixed else "--architectures.mixed lets sections differ"
-                raise FLError(
-                    f"a width or depth to choose from is one number here, got {brief(value)}; {way}", code="argument"
-                )
+                raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}; {way}")
         try:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
@@ -137,7 +132,7 @@ class Space:
             wrong = [f"width {brief(spec.width, '-')} (announced with these sections: {brief(expected.width, '-')})"]
         scaled = any(text.startswith("width") for text in wrong) and any(rate != 1 for rate in self.base.width)
         units = ". These are rates of its full width: those that were announced, times --width" if scaled else ""
-        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}", code="argument")
+        raise FLError(f"{spec.name} was not announced like this: {'; '.join(wrong)}{units}")
 
     def __contains__(self, spec: Spec) -> bool:
         try:
@@ -161,7 +156,7 @@ class Space:
         """The candidate with the smallest of all widths and depths; FLError if no depth is smallest everywhere."""
         spec = self._corner(min)
         if spec not in self:
-            raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too", code="argument")
+            raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")
         return spec
 
     @property
@@ -280,8 +275,7 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
         least = min(starts, key=count)
         raise FLError(
             f"no candidate of {least.name} has at most {limit:,.0f} {unit}: the smallest, of width {least.width} and "
-            f"depth {least.depth}, has {count(least):,}",
-            code="argument",
+            f"depth {least.depth}, has {count(least):,}"
         )
     best = max(fitting, key=count)
     while climbing and (larger := [s for s in space.neighbours(best) if count(best) < count(s) <= limit]):
@@ -328,7 +322,7 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     """
     specs = list(specs)
     if not specs:
-        raise FLError("no models to find the largest of: give at least one", code="argument")
+        raise FLError("no models to find the largest of: give at least one")
     first = specs[0]
     for spec in specs:
         if names := _apart(spec, first):
@@ -342,7 +336,7 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     depths = list(dict.fromkeys(spec.depth for spec in specs))
     if len({depth and len(depth) for depth in depths}) > 1:
         each = ", ".join(brief(depth, "-") for depth in depths)
-        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section", code="argument")
+        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section")
     return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
 
 

@@ -27,7 +27,7 @@ class Source(ABC):
         self.name = name
 
     def __call__(self) -> NoReturn:
-        raise FLError(f"--model {self.name} cannot be built before the data are known", code="argument")
+        raise FLError(f"--model {self.name} cannot be built before the data are known")
 
     @abstractmethod
     def check(self) -> None:

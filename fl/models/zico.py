@@ -57,7 +57,7 @@ def zico(
     True
     """
     if len(batches) < 2:
-        raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}", code="argument")
+        raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}")
     model = copy.deepcopy(model).train()
     switch_off_dropout(model)
     params = dict(model.named_parameters())

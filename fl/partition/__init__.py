@@ -43,9 +43,7 @@ def _checked(found: Any, name: str = "") -> Kind:
     if isinstance(found, Kind):
         return found
     if not callable(found) or isinstance(found, type):
-        raise FLError(
-            f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition", code="argument"
-        )
+        raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
     check_takes("", found, "task")
     return Kind(wraps(found)(lambda task, options: found(task)))
 
@@ -114,9 +112,7 @@ def deal(
         several = "samples have one for each token or pixel"
         check_text_kind(kind, "these are no classes" if labels.is_floating_point() else several)
     if clients > len(labels):
-        raise FLError(
-            f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients", code="argument"
-        )
+        raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
     chosen = KINDS[kind]
     if strange := options.keys() - {*chosen.reads}:
         raise TypeError(f"partition {kind} has no option {min(strange)!r}")

@@ -50,7 +50,7 @@ def shards(task: Task, options: ShardsOptions) -> Partition:
     """
     share, clients = options.class_share, task.clients
     if not 0 < share <= 1:
-        raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}", code="argument")
+        raise FLError(f"--class-share is a share of the classes above 0 and at most 1, got {share}")
     y = task.labels.cpu().numpy()
     classes = np.unique(y)
     held = deal_classes(len(classes), clients, max(1, round(share * len(classes))), task.rng)
@@ -60,8 +60,7 @@ def shards(task: Task, options: ShardsOptions) -> Partition:
     if count == 0 or count * held.shape[1] < task.minimum:
         raise FLError(
             f"{clients} clients with {held.shape[1]} classes each get {count} samples of a class, too few for "
-            f"--min-samples {task.minimum}: use fewer clients, a larger --class-share or a smaller --min-samples",
-            code="argument",
+            f"--min-samples {task.minimum}: use fewer clients, a larger --class-share or a smaller --min-samples"
         )
     owners = np.full(len(y), -1)
     for c, samples in enumerate(members):
@@ -95,20 +94,16 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
         raise FLError(
             f"--clusters {written(counts) or 'none'} for {clients} clients: give numbers that do not decrease from "
-            "level to level, and no more clusters than clients",
-            code="argument",
+            "level to level, and no more clusters than clients"
         )
     classes = _classes_of(len(names), counts, tuple(options.cluster_classes))
     needed = sum(k * c for k, c in zip(counts, classes))
     if max(classes) > len(names):
-        raise FLError(
-            f"--cluster-classes {written(classes)}: the data has {len(names)} classes, use fewer", code="argument"
-        )
+        raise FLError(f"--cluster-classes {written(classes)}: the data has {len(names)} classes, use fewer")
     if len(counts) > 1 and needed > len(names):
         raise FLError(
             f"--clusters {written(counts)} with --cluster-classes {written(classes)} need {needed} classes on disjoint "
-            f"levels, the data has {len(names)}: use fewer",
-            code="argument",
+            f"levels, the data has {len(names)}: use fewer"
         )
     structure = nested(counts, clients)
     pool = rng.permutation(len(names))
@@ -125,8 +120,7 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     if (fewest := int(parts.sizes.min())) < task.minimum:
         raise FLError(
             f"--clusters {written(counts)} leave a client with {fewest} samples, fewer than --min-samples "
-            f"{task.minimum}: use fewer clients, more --cluster-classes or a smaller --min-samples",
-            code="argument",
+            f"{task.minimum}: use fewer clients, more --cluster-classes or a smaller --min-samples"
         )
     return Partition(parts, torch.from_numpy(structure))
 
@@ -154,8 +148,7 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
     if len(classes) != len(counts) or min(classes) < 1:
         raise FLError(
             f"--clusters {written(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for each "
-            f"level; got {written(classes) or 'none'}",
-            code="argument",
+            f"level; got {written(classes) or 'none'}"
         )
     return classes
 

@@ -43,7 +43,7 @@ def dirichlet(task: Task, options: DirichletOptions) -> Partition:
 def check_alpha(alpha: float) -> None:
     """Raise FLError for what is no concentration."""
     if not 0 < alpha < math.inf:
-        raise FLError(f"--alpha is a concentration above 0, got {alpha}", code="argument")
+        raise FLError(f"--alpha is a concentration above 0, got {alpha}")
 
 
 def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Parts:
@@ -63,8 +63,7 @@ def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.
     n, clients, minimum = len(task.labels), task.clients, task.minimum
     if n < clients * minimum:
         raise FLError(
-            f"{n} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller --min-samples",
-            code="argument",
+            f"{n} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller --min-samples"
         )
     moved = 0
     for _ in range(_TRIES):

@@ -78,8 +78,7 @@ class Kind:
         frozen = dataclasses.is_dataclass(self.options) and type(self.options).__hash__ is not None
         if not frozen or isinstance(self.options, type):
             raise FLError(
-                f"not a partition: options must be a frozen dataclass with its defaults, got {self.options!r}",
-                code="argument",
+                f"not a partition: options must be a frozen dataclass with its defaults, got {self.options!r}"
             )
         check_types(self.options)
 

@@ -132,8 +132,7 @@ class Splits(Sequence[Split]):
         if not len(self.train) == len(self.valid) == len(self.test):
             raise FLError(
                 f"training, validation and test samples of {len(self.train)}, {len(self.valid)} and {len(self.test)} "
-                "clients: give an index tensor, empty if need be, for each client and part",
-                code="argument",
+                "clients: give an index tensor, empty if need be, for each client and part"
             )
 
     @property
@@ -193,9 +192,7 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
     [7, 1, 2]
     """
     if not (valid >= 0 and test >= 0 and valid + test < 1):
-        raise FLError(
-            f"--local-valid {valid} and --local-test {test} must be shares with a sum below 1", code="argument"
-        )
+        raise FLError(f"--local-valid {valid} and --local-test {test} must be shares with a sum below 1")
     parts = Parts.of(parts)
     samples, sizes, starts = parts.samples.numpy(), parts.sizes.numpy(), parts.offsets[:-1].numpy()
     place = np.zeros(len(samples), dtype=np.int8)  # 0 train, 1 valid, 2 test
@@ -210,8 +207,7 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
                 ways.append("use smaller shares")
             raise FLError(
                 f"client {few[0]} has {size} sample{'s' * (size > 1)}, too few to train on and to hold out "
-                f"--local-valid {valid} and --local-test {test} of: {', or '.join(ways)}",
-                code="argument",
+                f"--local-valid {valid} and --local-test {test} of: {', or '.join(ways)}"
             )
         order = np.concatenate([start + rng.permutation(n) for start, n in zip(starts, sizes)])
         left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end

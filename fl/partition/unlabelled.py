@@ -55,8 +55,7 @@ def natural(task: Task, options: None = None) -> Partition:
             f"{len(able)} of {len(sizes)} owners have {task.minimum} samples or more, fewer than "
             f"--clients {task.clients}: "
             + (f"give --clients {len(able)}" if len(able) else "use a smaller --min-samples")
-            + (" or a smaller --min-samples" if 0 < len(able) < len(sizes) else ""),
-            code="argument",
+            + (" or a smaller --min-samples" if 0 < len(able) < len(sizes) else "")
         )
     client = np.full(len(sizes), -1)
     client[np.sort(task.rng.choice(able, task.clients, replace=False))] = np.arange(task.clients)
@@ -68,8 +67,7 @@ def check_sizes(sizes: np.ndarray, minimum: int) -> None:
     if sizes.min() < minimum:
         raise FLError(
             f"{sizes.sum()} samples give {len(sizes)} clients fewer than {minimum} each: use fewer clients or a "
-            "smaller --min-samples",
-            code="argument",
+            "smaller --min-samples"
         )
 
 

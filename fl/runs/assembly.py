@@ -222,10 +222,7 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
 def check_config(config: object) -> None:
     """Raise FLError for what is not the settings of one run."""
     if not isinstance(config, Config):
-        raise FLError(
-            f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment",
-            code="argument",
-        )
+        raise FLError(f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment")
 
 
 def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
@@ -237,8 +234,7 @@ def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_mod
     if not isinstance(dataset, data.Dataset | None):
         raise FLError(
             f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "
-            "makes of it",
-            code="argument",
+            "makes of it"
         )
     if dataset is not None and not config.data.names(dataset):
         config = config.replace(dataset=data.GIVEN).fitted(dataset)
@@ -255,9 +251,7 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     algorithm = make_method(config, fed)
     wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
     if len(first := [f"--{name}" for name, one in wrapping.items() if one.order is Order.PROTECTING]) > 1:
-        raise FLError(
-            f"{' and '.join(first)} must each be the first to see what clients send: drop all but one", code="argument"
-        )
+        raise FLError(f"{' and '.join(first)} must each be the first to see what clients send: drop all but one")
     for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
         within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):

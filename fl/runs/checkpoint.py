@@ -155,8 +155,7 @@ def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, 
     if model is None or custom_model.first(model) is not model:
         raise FLError(
             f"{folder} holds a run of {1 + len(given['models'])} architectures: give the one that the new clients "
-            "have, as model=models[1]",
-            code="argument",
+            "have, as model=models[1]"
         )
     for known in (given["model"], *given["models"]):
         with suppress(FLError):
@@ -252,14 +251,10 @@ def spec_of(
     given = {field: value for field, value in values.items() if value is not None}  # None: another version's field, say
     if not custom_model.is_custom(name):
         if model is not None:
-            raise FLError(
-                f"{where} holds the model {name}, which is found by its name: leave model= out", code="argument"
-            )
+            raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
         return spec_class(values.get("name")).from_dict(given)
     if model is None and name.partition(":")[0] == custom_model.GIVEN:
-        raise FLError(
-            f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...", code="argument"
-        )
+        raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
     return custom_model.restored(given, known, str(where), model)
 
 

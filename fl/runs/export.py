@@ -98,10 +98,7 @@ def export_model(
     if not isinstance(trained, nn.Module):
         net = _from_run(Path(trained), found.folded, model, dataset, client, best)
     elif client is not None or best or model is not None or dataset is not None:
-        raise FLError(
-            "client, best, model and dataset are for a run folder, and a module was given: leave them out",
-            code="argument",
-        )
+        raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
@@ -119,9 +116,7 @@ def _format_of(path: Path, asked: str | None) -> Format:
     if kind not in formats:
         what = f"unknown format {kind!r}" if kind else "its name has no suffix"
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
-        raise FLError(
-            f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}", code="argument"
-        )
+        raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}", code="file")
     return formats[kind]
@@ -174,7 +169,7 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
     if not 0 <= client < len(fed.clients):
-        raise FLError(f"client {client}: there are clients 0 to {len(fed.clients) - 1}", code="argument")
+        raise FLError(f"client {client}: there are clients 0 to {len(fed.clients) - 1}")
     used = [level for level in algorithm.client_models(server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(

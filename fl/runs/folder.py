@@ -58,7 +58,7 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
     server, done = checkpoint.restore(folder, algorithm.init(), spec)
     check_intact(folder, config)
     if done > config.rounds:
-        raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}", code="argument")
+        raise FLError(f"{folder} has done {done} rounds, more than --rounds {config.rounds}")
     return server, done
 
 
@@ -106,11 +106,9 @@ def new_folder(out: str, name: str | None, title: str) -> Path:
     """
     if name is not None:
         if not name:
-            raise FLError("--name is empty: give the run folder a name, or leave the flag out", code="argument")
+            raise FLError("--name is empty: give the run folder a name, or leave the flag out")
         if not is_plain(name):
-            raise FLError(
-                f"--name {name} is not a plain name: give the folder that it lies in with --out", code="argument"
-            )
+            raise FLError(f"--name {name} is not a plain name: give the folder that it lies in with --out")
         return Path(out, name)
     path, number = Path(out, title), itertools.count(2)
     while path.exists():

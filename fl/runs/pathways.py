@@ -52,9 +52,7 @@ class Pathways:
         Raises FLError if there is no such client.
         """
         if not 0 <= client < self.clients:
-            raise FLError(
-                f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join", code="argument"
-            )
+            raise FLError(f"client {client}: there are clients 0 to {self.clients - 1}; a new one can join")
         return [int(level.used[client]) for level in self.levels]
 
     @torch.no_grad()
@@ -63,10 +61,7 @@ class Pathways:
         self.pathway(client)
         logits = client_models.predict(self._call, self.levels, client, x, self.mean)
         if logits is None:
-            raise FLError(
-                f"client {client} has no model on any level: it never took part; let it join as a new one",
-                code="argument",
-            )
+            raise FLError(f"client {client} has no model on any level: it never took part; let it join as a new one")
         return logits
 
     @torch.no_grad()

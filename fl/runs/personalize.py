@@ -112,15 +112,10 @@ def personalize(
     folder = Path(run.folder if isinstance(run, Run) else run)
     model = run.model if isinstance(run, Run) and model is None else model
     if epochs is not None and (not isinstance(epochs, int) or epochs < 0):
-        raise FLError(
-            f"epochs={epochs!r}: give a whole number of 0 or more, or None for those of the run", code="argument"
-        )
+        raise FLError(f"epochs={epochs!r}: give a whole number of 0 or more, or None for those of the run")
     samples = (samples,) if isinstance(samples, int) else samples
     if wrong := [n for n in samples if not isinstance(n, int) or n < 1]:
-        raise FLError(
-            f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more",
-            code="argument",
-        )
+        raise FLError(f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more")
     config = Config.read(folder)
     config.check_registered(folder)
     spec, server = checkpoint.read_own(folder, model)
@@ -129,10 +124,7 @@ def personalize(
     data, clients = _dealt(_like_the_run(data, config, spec, model), held_out, rng)
     names, chosen = data.names_of_clients(clients.train), _rows(clients, samples, rng)
     if not chosen:
-        raise FLError(
-            f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}",
-            code="argument",
-        )
+        raise FLError(f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}")
     few = [Split(own, *clients[client][1:]) for client, own in chosen]
     fed = _federation(folder, config, spec, data, few)
     server = {part: {n: t.to(fed.data.device) for n, t in state.items()} for part, state in server.items()}
@@ -154,15 +146,9 @@ def personalize(
 def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None) -> Dataset:
     """Return the data in the form that the run's model takes; FLError if they do not fit."""
     if not isinstance(data, Dataset):
-        raise FLError(
-            f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=",
-            code="argument",
-        )
+        raise FLError(f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=")
     if data.owners is None:
-        raise FLError(
-            "the data do not say which sample is whose: give owners=, a name or a number for each sample",
-            code="argument",
-        )
+        raise FLError("the data do not say which sample is whose: give owners=, a name or a number for each sample")
     if data.task == "classification" and not data.text:
         if data.classes > spec.num_classes:
             raise FLError(
@@ -191,9 +177,7 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
     if data.test_owners is None:
         parts = [(data.owners == owner).nonzero().flatten() for owner in owners]
         if not 0 < held_out < 1:
-            raise FLError(
-                f"held_out={held_out}: give a share between 0 and 1, or data with test_owners=", code="argument"
-            )
+            raise FLError(f"held_out={held_out}: give a share between 0 and 1, or data with test_owners=")
         if lone := [int(owner) for owner, part in zip(owners, parts) if len(part) < 2]:
             raise FLError(
                 f"{_name(data, lone[0])} has one sample: new clients need one to train on and one to test on",

@@ -240,7 +240,7 @@ def simulate(
             runs first.
     """
     if on_round is not None and not callable(on_round):
-        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics", code="argument")
+        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
         if not transport.has_data and ranks.size > 1:
             raise FLError(

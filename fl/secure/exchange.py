@@ -152,10 +152,10 @@ def exchange(
     {}
     """
     if not models:
-        raise FLError("there is no model to exchange: give those of two or more clients", code="argument")
+        raise FLError("there is no model to exchange: give those of two or more clients")
     for address in models:
         if not 0 <= address < SERVER:
-            raise FLError(f"clients' addresses are numbers from 0 to {SERVER - 1}, got {address}", code="argument")
+            raise FLError(f"clients' addresses are numbers from 0 to {SERVER - 1}, got {address}")
     shapes = {tuple(map(len, pieces)) for pieces in models.values()}
     if len(shapes) != 1:
         raise FLError(
@@ -164,12 +164,9 @@ def exchange(
         )
     (lengths,) = shapes
     if len(lengths) < 2:
-        raise FLError(
-            "secure recombination needs two or more pieces: a model in one piece would only change hands",
-            code="argument",
-        )
+        raise FLError("secure recombination needs two or more pieces: a model in one piece would only change hands")
     if repeats < 1:
-        raise FLError(f"secure recombination takes 1 repeat or more, got {repeats}", code="argument")
+        raise FLError(f"secure recombination takes 1 repeat or more, got {repeats}")
     choices, server = choices or {}, Server(lengths, repeats)
     clients = {a: Client(a, pieces, server.public, repeats, choices.get(a)) for a, pieces in models.items()}
     publics = {address: client.public for address, client in clients.items()}

@@ -41,10 +41,7 @@ class Request:
         """Return the settings of the run. Raises FLError if there are several."""
         runs = self.experiment.runs()
         if len(runs) > 1:
-            raise FLError(
-                "nodes train one method with one seed at a time: give one --algorithm and one of --seeds",
-                code="argument",
-            )
+            raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
         return runs[0]
 
 
@@ -78,9 +75,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
     if file is not None or folder is not None:
         others = [what for what, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
         if len(others) > 1:
-            raise FLError(
-                f"{' and '.join(others)} both say where the settings come from: leave one of them out", code="argument"
-            )
+            raise FLError(f"{' and '.join(others)} both say where the settings come from: leave one of them out")
         start = Experiment.from_file(Path(file)) if file is not None else Experiment.read(Path(folder or ""), True)
     experiment, values = overridden(argv, start)
     if folder is not None:
@@ -92,7 +87,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
         one.check_values()
         for setting in one.settings():
             if setting.unread and setting.flag in flags:
-                raise FLError(setting.unread, code="argument")
+                raise FLError(setting.unread)
     if file is not None:
         _warn_of_unread(file, start, experiment)
     experiment = experiment.as_read().with_validation("local-valid" in flags)
@@ -120,7 +115,7 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
                     code="folder",
                 )
             if one.unread and one.flag in flags:
-                raise FLError(one.unread, code="argument")
+                raise FLError(one.unread)
         if before.rounds == after.rounds:
             continue
         if SCHEDULES[after.local.lr_schedule]:

@@ -128,9 +128,7 @@ class Config:
             settings |= {stored.named_in(topic, name): value for name, value in settings.pop(topic).items()}
         whole = [name for name in TOPICS if isinstance(settings.get(name), Topic)]
         if wrong := [name for name in whole if not isinstance(settings[name], TOPICS[name])]:
-            raise FLError(
-                f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}", code="argument"
-            )
+            raise FLError(f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}")
         own = {name: settings.pop(name) for name in [*settings] if name in (*OWN, *whole)}
         asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
         now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
@@ -233,12 +231,12 @@ class Config:
         """
         self.check_values()
         if not isinstance(ALGORITHMS[name := self.method.name], Method):
-            raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there", code="argument")
+            raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there")
         self.data.check()
         self.local.check(self.data.dataset)
         for one in self.changed():
             if one.unread:
-                raise FLError(one.unread, code="argument")
+                raise FLError(one.unread)
         ALGORITHMS[self.method.name].refuse(self.asks())
         self.model.check()
         for name in self.extensions:
@@ -252,24 +250,17 @@ class Config:
         """Raise FLError for a value that a setting cannot have."""
         for name, kind in TOPICS.items():
             if not isinstance(value := getattr(self, name), kind):
-                raise FLError(
-                    f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of",
-                    code="argument",
-                )
+                raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
         partitions = {name: kind.options for name, kind in KINDS.items()}
         for name, chosen, known, own in (
             ("algorithm", self.method, OPTIONS, "METHOD"),
             ("partition", self.data.partition, partitions, "KIND"),
         ):
             if not isinstance(chosen, Chosen):
-                raise FLError(
-                    f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of", code="argument"
-                )
+                raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
             choice(f"--{name}", [chosen.name], known, own)
             if type(chosen.options) is not type(known[chosen.name]):
-                raise FLError(
-                    f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}", code="argument"
-                )
+                raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
         for name in self.extensions:
             if name not in EXTENSIONS:
                 raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}", code="name")
@@ -332,8 +323,7 @@ class Config:
         if chosen:
             raise FLError(
                 f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
-                f"{_HELD_OUT}) or give a share",
-                code="argument",
+                f"{_HELD_OUT}) or give a share"
             )
         _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
         return self.replace(local_valid=_HELD_OUT)
@@ -421,8 +411,7 @@ class Config:
         if len(methods) != 1 or len(seeds) != 1:
             raise FLError(
                 "it names several methods or seeds, and a Config is one run: read it as an fl.Experiment, or take the "
-                "folder of one of its runs",
-                code="argument",
+                "folder of one of its runs"
             )
         for name in [name for name in values if name in ALGORITHMS and name not in methods]:
             _log.warning("warning: section %s is ignored, since this run does not read it", name)
@@ -486,10 +475,7 @@ def options_of(name: str, value: Any, now: Any) -> Any:
             raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}", code="name")
         return replace(now, **{name: _tupled(one) for name, one in value.items()})
     if not isinstance(value, type(now)):
-        raise FLError(
-            f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}",
-            code="argument",
-        )
+        raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
     return value
 
 

@@ -73,14 +73,10 @@ class DataSettings(Topic):
         if self.pool_test_set and not self.local_test:
             raise FLError(
                 "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
-                "0.17",
-                code="argument",
+                "0.17"
             )
         if self.pool_test_set and self.test_sites:
-            raise FLError(
-                "--pool-test-set shares the test set out, and --test-sites names one: leave one of them out",
-                code="argument",
-            )
+            raise FLError("--pool-test-set shares the test set out, and --test-sites names one: leave one of them out")
 
     def group_unread(self, group: str) -> str:
         """Say why nothing reads a group of settings, see `fl.base.settings.settings_of`."""

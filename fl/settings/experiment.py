@@ -70,9 +70,7 @@ class Experiment:
         own = {name: settings.pop(name) for name in ("algorithms", "seeds") if name in settings}
         for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
             if name in settings:
-                raise FLError(
-                    f"an experiment has several {other}: give {other}= in the place of {name}=", code="argument"
-                )
+                raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
         changed = replace(self, **own)  # which adds methods by import paths to those there are
         options = dict(self.options)
         for name in [one for one in settings if one in ALGORITHMS and ALGORITHMS[one].options is not None]:
@@ -99,9 +97,9 @@ class Experiment:
     def check(self) -> None:
         """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
         if not self.algorithms or not self.seeds:
-            raise FLError("give at least one --algorithm and one of --seeds", code="argument")
+            raise FLError("give at least one --algorithm and one of --seeds")
         if any(several.count(one) > 1 for several in (self.algorithms, self.seeds) for one in several):
-            raise FLError("--algorithm and --seeds: name each method and each seed only once", code="argument")
+            raise FLError("--algorithm and --seeds: name each method and each seed only once")
         for one in self.runs():
             one.check()
 

@@ -10,7 +10,7 @@ from fl.base.plugins import declared, kind, load_entry_points
 
 def _checked(found: Any, name: str) -> Extension:
     if not isinstance(found, Extension):
-        raise FLError(f"is {kind(found)}, not an Extension", code="argument")
+        raise FLError(f"is {kind(found)}, not an Extension")
     return found
 
 
@@ -32,7 +32,5 @@ def model_change(asked: Iterable[str]) -> tuple[str, ModelChange] | None:
     """
     found = [(name, change) for name in asked if (change := EXTENSIONS[name].model)]
     if len(found) > 1:
-        raise FLError(
-            f"--{found[0][0]} and --{found[1][0]} both change the model: leave one of them out", code="argument"
-        )
+        raise FLError(f"--{found[0][0]} and --{found[1][0]} both change the model: leave one of them out")
     return found[0] if found else None

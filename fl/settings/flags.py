@@ -180,8 +180,7 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
         name = flag.partition(".")[0].replace("-", "_")
         if "." in flag and OPTIONS.get(name) is not None and name not in methods:
             raise FLError(
-                f"--{flag} is for {name}, which is not in --algorithm {','.join(methods)}: leave it out, or add {name}",
-                code="argument",
+                f"--{flag} is for {name}, which is not in --algorithm {','.join(methods)}: leave it out, or add {name}"
             )
 
 

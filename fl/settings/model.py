@@ -62,7 +62,7 @@ class ModelSettings(Topic):
             text: whether the data are text; None: as their name says, and for data of your own as the model needs it.
         """
         if not self.width:
-            raise FLError("give at least one --width", code="argument")
+            raise FLError("give at least one --width")
         if text is None:
             named, own = data.is_text(samples.dataset), data.is_custom(samples.dataset)
             text = named or (own and models.takes_text(self.name))

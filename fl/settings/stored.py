@@ -56,7 +56,7 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
         elif name in earlier.MOVED.values() and name in found:  # one more setting that was in no group
             found[name] = _filled(found[name], value, name)
         elif name in found:
-            raise FLError(f"{name} is there twice: leave one of them out", code="argument")
+            raise FLError(f"{name} is there twice: leave one of them out")
         else:
             found[name] = _typed(name, value)
     for name, section in sections:
@@ -64,9 +64,9 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
             if section and usual is None:
-                raise FLError(f"{name} has no options", code="argument")
+                raise FLError(f"{name} has no options")
             if section and name in found:
-                raise FLError(f"the options of {name} are there twice: leave one section out", code="argument")
+                raise FLError(f"the options of {name} are there twice: leave one section out")
             found |= {name: _filled(usual, section, name)} if section else {}
         except FLError as why:
             if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
@@ -104,21 +104,15 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 outside = (name, inside) in earlier.OUTSIDE
                 yield from _alternative(inside if outside else named_in(name, inside), one)
         elif name in TOPICS and name not in PLACES:
-            raise FLError(
-                f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}",
-                code="argument",
-            )
+            raise FLError(f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}")
         elif name == "method" and isinstance(value, dict):
             if "name" not in value:
-                raise FLError("method has no name: give one", code="argument")
+                raise FLError("method has no name: give one")
             own = {option: one for option, one in value.items() if option != "name"}
             yield "algorithms", value["name"]
             yield from [(value["name"], own)] * bool(own)
         elif name == "method":
-            raise FLError(
-                f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}",
-                code="argument",
-            )
+            raise FLError(f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}")
         elif name in ("algorithm", "seed", "seeds"):
             yield {"algorithm": "algorithms", "seed": "seeds"}.get(name, name), value
         elif name in earlier.MOVED:
@@ -179,7 +173,7 @@ def _typed(name: str, value: Any) -> Any:
 def _filled(default: T, values: Any, group: str) -> T:
     """Return a group of settings with the given values, each of the type that its field has."""
     if not isinstance(values, dict):
-        raise FLError(f"{group} is not a mapping", code="argument")
+        raise FLError(f"{group} is not a mapping")
     types = {one.name: one.type for one in fields(default)}  # type: ignore[arg-type]
     for name in values:
         if name not in types:
@@ -195,7 +189,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return from_yaml(kind, value)
     except TypeError:
         share = "; a share of the clients is participation" if name == "participants" else ""
-        raise FLError(f"{name} cannot be {short(value)}: give {described(kind)}{share}", code="argument") from None
+        raise FLError(f"{name} cannot be {short(value)}: give {described(kind)}{share}") from None
 
 
 _ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_epochs", "method": "algorithm"}

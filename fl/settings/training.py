@@ -76,8 +76,7 @@ class ClientSettings(Topic):
         if self.participants > self.number:
             raise FLError(
                 f"--participants {self.participants} of --clients {self.number}: a round needs between 1 and all of "
-                "them",
-                code="argument",
+                "them"
             )
         return self.participants
 
@@ -146,9 +145,9 @@ class LocalSettings(Topic):
     def check(self, dataset: str) -> None:
         """Raise FLError for settings that do not go together, or not with the data set of this name."""
         if len(self.betas) != 2:
-            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}", code="argument")
+            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
-            raise FLError("--nesterov needs a --momentum above 0", code="argument")
+            raise FLError("--nesterov needs a --momentum above 0")
         images = {"crop": self.crop, "flip": self.flip, "masked-loss": self.masked_loss}
         if data.is_text(dataset) and (wrong := [flag for flag, asked in images.items() if asked]):
             raise FLError(f"--{wrong[0]} is for images, and the data set is text: leave it out", code="unsupported")

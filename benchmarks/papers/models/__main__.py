@@ -31,7 +31,7 @@ def similarity(given: argparse.Namespace) -> int:
     channels take some seconds on a CPU core, and of 512 channels minutes: wide and deep models need a GPU.
     """
     if not given.folders and given.model is None:
-        raise FLError("give run folders, or an untrained --model", code="argument")
+        raise FLError("give run folders, or an untrained --model")
     device = pick_device(given.device)
     models_of = {folder: (initial_model(folder), load_model(folder)) for folder in given.folders}
     check_new(given.out)

@@ -30,7 +30,7 @@ def heat_maps(found: Sequence[Compared]) -> Figure:
     Trained models are below untrained ones, and all panels have the same colours. Raises FLError for too many models.
     """
     if len(found) > _MAPS:
-        raise FLError(f"{len(found)} models are too many for one figure: give at most {_MAPS}", code="argument")
+        raise FLError(f"{len(found)} models are too many for one figure: give at most {_MAPS}")
     rows = [2 if one.after else 1 for one in found]
     columns = max(len(one.before) for one in found)
     width = max(4.8, 1.6 + 2.1 * columns)
@@ -95,7 +95,7 @@ def histograms(members: Sequence[Member]) -> Figure:
     Raises FLError for too many models.
     """
     if len(members) > _MEMBERS:
-        raise FLError(f"{len(members)} models are too many for one figure: give at most {_MEMBERS}", code="argument")
+        raise FLError(f"{len(members)} models are too many for one figure: give at most {_MEMBERS}")
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12)
     weights = [[tensor.flatten().numpy() for tensor in ends(one).values()] for one in members]

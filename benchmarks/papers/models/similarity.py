@@ -48,9 +48,7 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
     (1.0, 1.0)
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        raise FLError(
-            "filter_similarity compares two weights: give tensors, such as model.conv1.weight", code="argument"
-        )
+        raise FLError("filter_similarity compares two weights: give tensors, such as model.conv1.weight")
     if a.shape != b.shape or a.ndim < 2 or not a.numel():
         raise FLError(
             f"weights of shapes {tuple(a.shape)} and {tuple(b.shape)} have no similarity: give two of one shape "

@@ -72,11 +72,9 @@ class Member(NamedTuple):
 def read(folders: Sequence[Path]) -> list[Member]:
     """Read the models of run folders, in the order of their size. Raises FLError if they are not of one family."""
     if len(folders) < 2:
-        raise FLError(
-            "give two run folders or more: the smallest model, and larger ones to compare with it", code="argument"
-        )
+        raise FLError("give two run folders or more: the smallest model, and larger ones to compare with it")
     if len({folder.resolve() for folder in folders}) < len(folders):
-        raise FLError("give each run folder once", code="argument")
+        raise FLError("give each run folder once")
     found = [Member(str(folder), checkpoint.read_model(folder)[0], load_model(folder)) for folder in folders]
     for one in found:
         if one.spec.name != found[0].spec.name:

@@ -71,8 +71,7 @@ class Validation:
         if len(empty := (parts.sizes == 0).nonzero()):
             raise FLError(
                 f"client {int(empty[0])} has no samples to validate on ({len(empty)} such clients): hold some out with "
-                "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds",
-                code="argument",
+                "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds"
             )
         self._fed, self._cache, self.mean, self._parts = fed, cache, mean, parts
         self._here, self._owners = _here(fed, parts)

@@ -65,20 +65,17 @@ def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align
         return []
     if align:
         raise FLError(
-            "--fedmr.align needs the clients' models as they trained them, which --fedmr.secure hides: drop one",
-            code="argument",
+            "--fedmr.align needs the clients' models as they trained them, which --fedmr.secure hides: drop one"
         )
     if fed.participants < 2:
         raise FLError(
             "--fedmr.secure needs two or more participants (--participants, --participation): a single model cannot be "
-            "hidden among others",
-            code="argument",
+            "hidden among others"
         )
     if len(pieces) < 2:
         raise FLError(
             "--fedmr.secure needs models of two or more pieces: in one piece they would only change hands; take a "
-            "smaller --fedmr.segment-fraction or another --fedmr.unit",
-            code="argument",
+            "smaller --fedmr.segment-fraction or another --fedmr.unit"
         )
     require()
     return [SecureRecombination(fed, pieces, repeats)]

@@ -37,13 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: list[str]) -> int:
     options, flags = _parser().parse_known_args(argv)
     if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
-        raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0", code="argument")
+        raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
     request = parse([*flags, "--clients", str(options.nodes)])
     config = request.one_run()
     if request.resume:
-        raise FLError(
-            "--resume: give the --folder of the deployment, whose run goes on if there is one", code="argument"
-        )
+        raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
     typed = {*map(flag_in, flags)}
     if not (config.clients.participation or "participants" in typed):
         participants = min(Config().clients.participants, options.nodes)

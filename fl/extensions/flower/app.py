@@ -66,11 +66,9 @@ class RunSettings:
             value = values[field.name] = config[key]
             number = type(field.default) in (int, float)
             if isinstance(value, bool) or not isinstance(value, (int, float) if number else str):
-                raise FLError(
-                    f"the run config's {key} is {value!r}: give a {type(field.default).__name__}", code="argument"
-                )
+                raise FLError(f"the run config's {key} is {value!r}: give a {type(field.default).__name__}")
             if number and value < 0:
-                raise FLError(f"the run config's {key} is {value}: give 0 or more", code="argument")
+                raise FLError(f"the run config's {key} is {value}: give 0 or more")
         return cls(**values)
 
 
@@ -113,9 +111,7 @@ def _answer(message: Message, context: Context) -> Message:
 def _node_of(context: Context) -> Node:
     settings, given = RunSettings.of(context.run_config), context.node_config
     if "partition-id" not in given:
-        raise FLError(
-            "the node's config has no partition-id: give --node-config 'partition-id=0' (1, 2, ...)", code="argument"
-        )
+        raise FLError("the node's config has no partition-id: give --node-config 'partition-id=0' (1, 2, ...)")
     number = int(given["partition-id"])
     folder = Path(str(given["data"])) if "data" in given else node_folder(Path(settings.data), number)
     budget = {name: _numbers(given[name]) for name in ("width", "depth", "budget") if name in given}
@@ -136,6 +132,4 @@ def _numbers(value: object) -> object:
     try:
         return tuple(float(part) if "." in part else int(part) for part in value.split("-"))
     except ValueError:
-        raise FLError(
-            f"a node's width or depth is a number, or several as 1-2-2, got {value!r}", code="argument"
-        ) from None
+        raise FLError(f"a node's width or depth is a number, or several as 1-2-2, got {value!r}") from None

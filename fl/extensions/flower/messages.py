@@ -69,7 +69,7 @@ def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
     if isinstance(tree, Tensor):
         return {prefix: tree}
     if not isinstance(tree, Mapping):
-        raise FLError(f"an objective's input holds a {type(tree).__name__}: give tensors in dicts", code="argument")
+        raise FLError(f"an objective's input holds a {type(tree).__name__}: give tensors in dicts")
     return {name: tensor for key, part in tree.items() for name, tensor in flat(part, f"{prefix}/{key}").items()}
 
 

@@ -76,15 +76,10 @@ def _parts_of(template: str) -> list[tuple[str, str | None]]:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise FLError(
-            f"--text.template {template!r}: {reason(error)}; braces of the text itself are doubled", code="argument"
-        ) from None
+        raise FLError(f"--text.template {template!r}: {reason(error)}; braces of the text itself are doubled") from None
     names = [name for _, name, *_ in parts if name is not None]
     if not names or "" in names or any(form or way for _, _, form, way in parts):
-        raise FLError(
-            f"--text.template {template!r}: give names of fields alone, such as '{{prompt}} {{answer}}'",
-            code="argument",
-        )
+        raise FLError(f"--text.template {template!r}: give names of fields alone, such as '{{prompt}} {{answer}}'")
     return [(text, name) for text, name, *_ in parts]
 
 

@@ -22,8 +22,7 @@ def _write_hf(net: nn.Module, path: Path, origin: Origin) -> None:
     if not isinstance(net, HFModel):
         raise FLError(
             f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
-            f"{type(net).__name__}: name the file .pt or .safetensors",
-            code="argument",
+            f"{type(net).__name__}: name the file .pt or .safetensors"
         )
     with writing(path), in_one_step(path, folder=True) as temporary:
         net.save(temporary)

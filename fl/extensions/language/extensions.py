@@ -21,16 +21,11 @@ from surgery import State
 def _check(config: Any) -> None:
     options = config.extensions["adapters"]
     if options.on and config.model.architectures != ArchitectureOptions():
-        raise FLError(
-            "--adapters.kind: clients have one base, and --architectures gives them several: leave one out",
-            code="argument",
-        )
+        raise FLError("--adapters.kind: clients have one base, and --architectures gives them several: leave one out")
     if options.on and options.largest < 1:
-        raise FLError("--adapters.rank 0: give 1 or more", code="argument")
+        raise FLError("--adapters.rank 0: give 1 or more")
     if options.on and options.ranks and options.rank != AdapterOptions.rank:
-        raise FLError(
-            "--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out", code="argument"
-        )
+        raise FLError("--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out")
 
 
 def _needs(options: AdapterOptions) -> dict[str, str]:

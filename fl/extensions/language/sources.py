@@ -115,10 +115,7 @@ class Folder(Source):
         """Read the library's configuration; FLError if there is none."""
         with transformers(f"--model {self.name}", self.path) as library:
             if not (self.drawn or self.path.is_dir()):
-                raise FLError(
-                    f"--model {self.name} is a file: give its folder, or hf-config:FILE for drawn weights",
-                    code="argument",
-                )
+                raise FLError(f"--model {self.name} is a file: give its folder, or hf-config:FILE for drawn weights")
             return library.AutoConfig.from_pretrained(self.path, local_files_only=True)
 
     def check(self) -> None:

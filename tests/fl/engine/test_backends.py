@@ -327,7 +327,7 @@ def test_backends__auto_takes_another_backend_wherever_one_refuses(make_federati
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-        FLError("the setting cannot be", code="argument"), ValueError("of an objective"), KeyError("of the model"),
+        FLError("the setting cannot be"), ValueError("of an objective"), KeyError("of the model"),
     ],
 )  # fmt: skip
 def test_backends__auto_raises_what_is_no_refusal(make_federation, monkeypatch, caplog, error):
