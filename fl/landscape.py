@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> int:
         one.config.check_registered(one.folder)
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
-        raise FLError(f"{grid_file} exists already: choose another --out")
+        raise FLError(f"{grid_file} exists already: choose another --out", code="file")
     asked = [
         (run.config.data.dataset, run.config.data.text, run.config.model.name == "transformer_masked") for run in runs
     ]
@@ -80,7 +80,8 @@ def run(arguments: Arguments) -> int:
         if what != asked[0]:
             raise FLError(
                 f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
-                "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task"
+                "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task",
+                code="mismatch",
             )
     wanted, root = {run.config.data.origin(): run.config for run in runs}, arguments.data_root
     loaded = {

@@ -12,6 +12,7 @@ import pytest
 
 import surgery.errors
 import zoo.errors
+from fl.base.errors import Code
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
@@ -142,20 +143,27 @@ def test_layout__what_torch_keeps_private_is_taken_in_one_place():
 
 
 def test_layout__every_error_has_a_code_and_the_reference_lists_all():
-    """Also classes derived from SurgeryError; codes that are no constant are those of other errors."""
-    for package, kinds, codes in (
-        ("surgery", {"SurgeryError", "Unreachable", "RuleError"}, get_args(surgery.errors.Code)),
-        ("zoo", {"ZooError"}, get_args(zoo.errors.Code)),
+    """Also classes derived from these; codes that are no constant are those of other errors.
+
+    An FLError without one is of code "argument"; classes derived from it have theirs as the default.
+    """
+    for package, kinds, fixed, codes in (
+        ("surgery", {"SurgeryError", "Unreachable", "RuleError"}, set(), get_args(surgery.errors.Code)),
+        ("zoo", {"ZooError"}, set(), get_args(zoo.errors.Code)),
+        ("fl", {"FLError"}, {"Diverged", "Refused", "Unwritable", "Lost", "InvalidMessage"}, get_args(Code)),
     ):
         used = set()
         for name in [name for name in FILES if name.split(".")[0] == package]:
             for node in ast.walk(ast.parse(FILES[name].read_text())):
-                if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in kinds for base in node.bases):
-                    assert node.name in kinds, f"{name}.{node.name} is not looked for here"
+                if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in kinds | fixed for base in node.bases):
+                    assert node.name in kinds | fixed, f"{name}.{node.name} is not looked for here"
+                    if node.name in fixed:
+                        used.add(node.body[-1].args.kw_defaults[0].value)  # of __init__
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in kinds:
                     given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-                    assert given, f"{name}, line {node.lineno}: an error without a code"
-                    used |= {one.value for one in ast.walk(given[0]) if isinstance(one, ast.Constant)}
+                    assert given or package == "fl", f"{name}, line {node.lineno}: an error without a code"
+                    used |= {one.value for each in given for one in ast.walk(each) if isinstance(one, ast.Constant)}
+                    used |= set() if given else {"argument"}
         assert used == {*codes}, package
         page = (ROOT / "docs" / "reference" / f"{package}.md").read_text()
         assert re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE) == [*codes], package

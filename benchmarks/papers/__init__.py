@@ -27,7 +27,7 @@ def cells() -> dict[str, Cell]:
     for paper in (fedmr, femam, fedfa, heterofl, depthfl, adapters):
         for cell in paper.cells():
             if cell.id in found:
-                raise FLError(f"two cells are called {cell.id}: rename one of them")
+                raise FLError(f"two cells are called {cell.id}: rename one of them", code="name")
             found[cell.id] = cell
     return found
 
@@ -38,7 +38,9 @@ def find(name: str) -> Cell:
         return cells()[name]
     near = difflib.get_close_matches(name, [*cells(), *RECIPES], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise FLError(f"no cell and no recipe is called {name!r}: {hint}`python -m benchmarks.papers` lists all cells")
+    raise FLError(
+        f"no cell and no recipe is called {name!r}: {hint}`python -m benchmarks.papers` lists all cells", code="name"
+    )
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def text_net() -> nn.Module:
 
 def _base(path: Path) -> dict[str, torch.Tensor]:
     if not path.exists():
-        raise FLError(f"there is no {path}: make it by `python -m benchmarks.papers.adapters`")
+        raise FLError(f"there is no {path}: make it by `python -m benchmarks.papers.adapters`", code="file")
     return torch.load(path, weights_only=True)
 
 

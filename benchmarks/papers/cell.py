@@ -146,4 +146,4 @@ class Cell:
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise FLError(f"{self.id} has no {name!r}: it has {', '.join(arm.name for arm in self.arms)}")
+        raise FLError(f"{self.id} has no {name!r}: it has {', '.join(arm.name for arm in self.arms)}", code="name")

@@ -101,7 +101,8 @@ def _order(cell: Cell, part: Part) -> Iterator[tuple[Arm, int]]:
     if not cell.arms:
         raise FLError(
             f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. What computes "
-            f"the like of a run of yours is: {cell.command}"
+            f"the like of a run of yours is: {cell.command}",
+            code="unsupported",
         )
     arms = [cell.arm(name) for name in part.arms] or cell.arms
     for seeds in zip_longest(*(part.seeds or arm.experiment.seeds for arm in arms)):

@@ -143,9 +143,11 @@ def read(file: Path) -> Stored:
         digest = said.pop("sha256")
         stored = Stored(**said, rows=[_numbers(row) for row in csv.DictReader(io.StringIO(table))])
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise FLError(f"{file} is not a stored run ({' '.join(str(error).split())}): run its cell again") from None
+        raise FLError(
+            f"{file} is not a stored run ({' '.join(str(error).split())}): run its cell again", code="file"
+        ) from None
     if digest != _digest(said, table):
-        raise FLError(f"{file} was changed by hand: put it back, or delete it and run its cell again")
+        raise FLError(f"{file} was changed by hand: put it back, or delete it and run its cell again", code="file")
     return stored
 
 
@@ -166,12 +168,15 @@ def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
 
 def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
     if stored.run != arm.run or file != store / path(arm, stored.seed, stored.rounds):
-        raise FLError(f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back")
+        raise FLError(
+            f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back", code="file"
+        )
     was, now = (_neutral() | one for one in (stored.settings, settings(shortened(arm.config, stored.rounds))))
     for flag, value in now.items():  # flags that only one version of this package has are not compared
         if flag in was and was[flag] != value:
             raise FLError(
-                f"{file} was made with another --{flag} than {arm.run} has now: delete it and run the cell again"
+                f"{file} was made with another --{flag} than {arm.run} has now: delete it and run the cell again",
+                code="file",
             )
 
 

@@ -293,4 +293,4 @@ def measure(name: str, rows: Sequence[Row]) -> float:
             return min(reached, default=float("inf"))
         return MEASURES[name](rows)
     except (KeyError, IndexError, StatisticsError):
-        raise FLError(f"the stored rows do not hold what {name!r} needs: run that cell again") from None
+        raise FLError(f"the stored rows do not hold what {name!r} needs: run that cell again", code="file") from None

@@ -93,7 +93,7 @@ def _checked(found: Any, name: str = "") -> Method:
     if not isinstance(found, Method):
         raise FLError(f"is {kind(found)}, not a Method")
     if name not in ("", found.name):
-        raise FLError(f"is the method {found.name}: name it so")
+        raise FLError(f"is the method {found.name}: name it so", code="name")
     return found
 
 
@@ -121,9 +121,9 @@ def imported(path: str) -> Method:
         method = _checked(found)
         known = ALGORITHMS.get(method.name, method)
         if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
-            raise FLError(f"has the name of another method, {method.name}: rename its function")
+            raise FLError(f"has the name of another method, {method.name}: rename its function", code="name")
     except FLError as wrong:
-        raise FLError(f"--algorithm {path} {wrong}") from None
+        raise FLError(f"--algorithm {path} {wrong}", code=wrong.code) from None
     return method
 
 

@@ -50,7 +50,8 @@ def clusamp(fed: Federation) -> Algorithm:
             raise FLError(
                 f"CluSamp keeps a gradient of every client: for {n} clients x {numbers:,} parameters it needs "
                 f"{needed / 2**30:,.1f} GiB, and {device} has {there / 2**30:,.1f}; take fewer clients, a narrower "
-                "model (--width), or leave clusamp out of --algorithm"
+                "model (--width), or leave clusamp out of --algorithm",
+                code="memory",
             )
         gradients = {name: torch.zeros(n, *p.shape, device=p.device) for name, p in learnt.items()}
         return {"global": fed.initial(), "gradients": gradients}

@@ -22,7 +22,8 @@ def fedbn(fed: Federation) -> Algorithm:
     if not kept:
         raise FLError(
             f"fedbn keeps batch norms at the clients, and {type(fed.model).__name__} has none: take --norm batch, or "
-            "another --model or --algorithm"
+            "another --model or --algorithm",
+            code="unsupported",
         )
     return split(fed, kept)
 

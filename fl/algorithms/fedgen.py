@@ -252,7 +252,8 @@ def _head(fed: Federation) -> tuple[str, str | None]:
     raise FLError(
         f"FedGen trains the last layer on generated inputs: it has to be a linear layer, not frozen, whose outputs are "
         f"an image's logits of {fed.data.classes} classes, and {type(fed.model).__name__}'s is {last.name} "
-        f"({last.kind}); choose another --model or --algorithm"
+        f"({last.kind}); choose another --model or --algorithm",
+        code="unsupported",
     )
 
 

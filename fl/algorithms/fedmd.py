@@ -58,9 +58,15 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
             samples.
     """
     if not fed.transport.has_data:
-        raise FLError("fedmd needs public samples, which clients on other machines do not have: take fedproto or local")
+        raise FLError(
+            "fedmd needs public samples, which clients on other machines do not have: take fedproto or local",
+            code="unsupported",
+        )
     if fed.local.augment.mask:
-        raise FLError("fedmd compares logits of the same samples, and of masked text other tokens are hidden each time")
+        raise FLError(
+            "fedmd compares logits of the same samples, and of masked text other tokens are hidden each time",
+            code="unsupported",
+        )
     public, rest = share_out(fed, options.public)
     private = replace(fed, clients=rest)
     own, count = OwnModels(private), min(options.samples, len(public))

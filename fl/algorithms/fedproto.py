@@ -62,9 +62,14 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
             with representations of several lengths.
     """
     if fed.data.task != "classification":
-        raise FLError(f"fedproto has a prototype for each class, and the data are for {fed.data.task}")
+        raise FLError(
+            f"fedproto has a prototype for each class, and the data are for {fed.data.task}", code="unsupported"
+        )
     if fed.data.unscored:
-        raise FLError("fedproto has a prototype for each token that comes next, and some of these data count for none")
+        raise FLError(
+            "fedproto has a prototype for each token that comes next, and some of these data count for none",
+            code="unsupported",
+        )
     own, classes, dtype = OwnModels(fed), fed.data.classes, next(fed.model.parameters()).dtype
     heads = [head_of(replace(fed, model=one, fleet=None), "fedproto") for one in own.modules]
     widths: list[Any] = [one.get_submodule(head).in_features for one, head in zip(own.modules, heads)]
@@ -72,7 +77,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         lengths = " and ".join(map(str, sorted({*widths})))
         raise FLError(
             f"fedproto compares representations, the inputs of the last layer, which here have {lengths} entries: give "
-            "all models last layers with as many inputs"
+            "all models last layers with as many inputs",
+            code="unsupported",
         )
     width, own_models = widths[0], own.algorithm()
     kinds = [WithRepresentation(one, head) for one, head in zip(own.modules, heads)]

@@ -42,7 +42,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     if learnt.isdisjoint(head) or learnt.issubset(head):
         raise FLError(
             f"FedRep trains the last linear layer apart from the rest, and of {type(fed.model).__name__} only one of "
-            f"the two is trained (the layer has {', '.join(head)}): choose another --model or --algorithm"
+            f"the two is trained (the layer has {', '.join(head)}): choose another --model or --algorithm",
+            code="unsupported",
         )
     of_head = replace(fed.with_local(epochs=options.head_epochs), model=trained_only(fed.model, head))
     of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))

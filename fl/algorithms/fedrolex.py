@@ -7,7 +7,7 @@ from functools import lru_cache
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.federation import Federation
 from fl.models.fleet import as_shallow
 from surgery import SurgeryError
@@ -34,7 +34,9 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
             shallow, depth = as_shallow(fed.model, model, stand="none", spec=spec)
             return depth, rolling(shallow, model, example=example)
         except SurgeryError as error:
-            raise FLError(f"FedRolex cannot move the channels of {type(model).__name__}: {error}") from None
+            raise FLError(
+                f"FedRolex cannot move the channels of {type(model).__name__}: {error}", code=code_of(error)
+            ) from None
 
     for kind in range(len(fleet.architectures)):  # errors come before the first round
         moves(kind)

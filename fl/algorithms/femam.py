@@ -264,12 +264,14 @@ def _check(fed: Federation, options: FeMAMOptions) -> None:
     if len(kinds) > 1 and (fed.local.augment.crop or fed.local.augment.flip or fed.local.augment.mask):
         raise FLError(
             "FeMAM remembers what earlier levels predict for each sample, but augmentation changes samples: remove "
-            "--crop and --flip, and choose another model than transformer_masked"
+            "--crop and --flip, and choose another model than transformer_masked",
+            code="unsupported",
         )
     if len(kinds) > 1 and any(isinstance(module, StaticBatchNorm2d) for module in fed.model.modules()):
         raise FLError(
             "FeMAM would have to collect the statistics of static batch norms for each of its models: choose another "
-            "--norm than static_batch"
+            "--norm than static_batch",
+            code="unsupported",
         )
 
 

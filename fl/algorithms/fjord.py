@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.base.settings import several
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
@@ -58,7 +58,9 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     kinds = [_levels(ungrafted(kind.plan), plans, fed.data.device) for kind in fleet.architectures]
     objective = ordered_dropout(fed.local.loss, options.distil)
     if options.distil and fed.data.task != "classification":
-        raise FLError(f"--fjord.distil teaches classes, and the data are for {fed.data.task}: leave it out")
+        raise FLError(
+            f"--fjord.distil teaches classes, and the data are for {fed.data.task}: leave it out", code="unsupported"
+        )
 
     def client(message, client_states, clients, rng):
         start = message["model"]
@@ -124,7 +126,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
         try:
             small, plan = narrow(fed.model, width, x)
         except SurgeryError as error:
-            raise FLError(f"FjORD cannot narrow {type(fed.model).__name__}: {error}") from None
+            raise FLError(f"FjORD cannot narrow {type(fed.model).__name__}: {error}", code=code_of(error)) from None
         plans.append(plan)
         masked = full | without(full, _levels(whole, [plan], fed.data.device)["levels"], 0)
         with torch.no_grad():
@@ -134,7 +136,8 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
         if (one - other).abs().max() > 1e-3 * other.abs().max():
             raise FLError(
                 f"FjORD drops channels of {type(fed.model).__name__}, and its layers look at several channels at once, "
-                "as layer and group norms do: use --norm static_batch, batch or none, or another --model"
+                "as layer and group norms do: use --norm static_batch, batch or none, or another --model",
+                code="unsupported",
             )
     return plans
 

@@ -46,7 +46,10 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
     """
     everybody = fed.clients.train.samples
     if not fed.transport.has_data:
-        raise FLError("fltrust trains on samples of its own at the server, which deployed servers have not: take krum")
+        raise FLError(
+            "fltrust trains on samples of its own at the server, which deployed servers have not: take krum",
+            code="unsupported",
+        )
     if options.root > len(everybody):
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
 

@@ -7,7 +7,7 @@ from torch import nn
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import with_own_tensors
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.base.settings import Names
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
@@ -51,7 +51,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     try:
         plans = [plan_within(fed.model, kind.model, "none", choose, kind.spec) for kind in fleet.architectures]
     except SurgeryError as error:
-        raise FLError(f"--nefl.keep {','.join(options.keep)}: {error}") from None
+        raise FLError(f"--nefl.keep {','.join(options.keep)}: {error}", code=code_of(error)) from None
     return with_own_tensors(fed, plans, [_apart(kind.model, plan) for kind, plan in zip(fleet.architectures, plans)])
 
 

@@ -132,7 +132,7 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
     title = f"{'custom data' if data.dataset == GIVEN else data.dataset}, {data.spread()}, seed {seed}"
     try:
         if data.dataset == GIVEN:
-            raise FLError("the data were given from Python, and the run folder does not keep them")
+            raise FLError("the data were given from Python, and the run folder does not keep them", code="data")
         dataset = data.load(root, download=False)
         partition = data.deal(dataset, number, Rng(seed).numpy("partition"))
     except FLError as error:

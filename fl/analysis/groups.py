@@ -48,7 +48,7 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     if not folders:
         raise FLError("give at least one run folder")
     if strange := [folder for folder in folders if not folder.is_dir()]:
-        raise FLError(f"{strange[0]} is not a folder")
+        raise FLError(f"{strange[0]} is not a folder", code="folder")
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
@@ -63,7 +63,7 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     runs: dict[Path, RecordedRun] = {}
     for folder, found in folders_with(FILE, folders).items():
         if not found:
-            raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it")
+            raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
         names = Experiment.read(folder).algorithms if (folder / "config.yaml").exists() else ()
         inside = []
         for path in found:
@@ -77,12 +77,15 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
             if not evaluated(rows):
                 if early:
                     continue
-                raise FLError(f"{path} has no evaluated round yet")
+                raise FLError(f"{path} has no evaluated round yet", code="folder")
             inside.append(RecordedRun(path, config, rows, own))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     if not runs:
-        raise FLError(f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one")
+        raise FLError(
+            f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one",
+            code="folder",
+        )
     return list(runs.values())
 
 
@@ -156,7 +159,7 @@ def target_table(
             raise FLError(f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out")
         if target > 1 and not any("perplexity" in row for row in run.rows):
             raise FLError(
-                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
+                f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], as 0.7 is"
             )
     means: dict[str, dict[str, float]] = {}
     seeds = {}
@@ -202,7 +205,8 @@ def along(run: RecordedRun, against: str) -> list[Row]:
         lacking = {"traffic": "bytes", "simulated": "simulated seconds (--pace)"}.get(against, "macs")
         raise FLError(
             f"{run.folder / 'metrics.csv'} does not have the {lacking} of every round: compare --against rounds or "
-            "seconds, or train again"
+            "seconds, or train again",
+            code="file",
         )
     return [row | {column: total} for row, total in zip(run.rows, spent[column])]
 
@@ -247,7 +251,9 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     known = {*_scores(names), *_client_scores(names)}
     found = {name: column for name, column in columns(names).items() if column.heading and name not in known}
     if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
-        raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
+        raise FLError(
+            f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name", code="name"
+        )
     return found
 
 

@@ -259,7 +259,10 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> State:
         filters = weight.detach().flatten(1).norm(dim=1) / noise.flatten(1).norm(dim=1)
         result[name] = noise * filters.view(-1, *[1] * (weight.ndim - 1))
     if not result:
-        raise FLError(f"{type(model).__name__} has no weights with filters (tensors of two axes or more) to move along")
+        raise FLError(
+            f"{type(model).__name__} has no weights with filters (tensors of two axes or more) to move along",
+            code="unsupported",
+        )
     return result
 
 

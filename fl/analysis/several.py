@@ -118,5 +118,6 @@ def _pandas() -> Any:
 
         return pandas
     raise FLError(
-        "a table of pandas needs a package that is missing: pip install 'layer-surgery[pandas]', or print the results"
+        "a table of pandas needs a package that is missing: pip install 'layer-surgery[pandas]', or print the results",
+        code="missing",
     )

@@ -73,11 +73,13 @@ class Structure:
         try:
             return cls(**json.loads(path.read_text()))
         except OSError:
-            raise FLError(_missing(folder)) from None
+            raise FLError(_missing(folder), code="file") from None
         except TypeError:
-            raise FLError(f"{path} is damaged (it has other fields, or values of other types): run it again") from None
+            raise FLError(
+                f"{path} is damaged (it has other fields, or values of other types): run it again", code="file"
+            ) from None
         except ValueError as error:  # not text, not JSON, or values that do not fit together
-            raise FLError(f"{path} is damaged ({error}): run it again") from None
+            raise FLError(f"{path} is damaged ({error}): run it again", code="file") from None
 
 
 def _missing(folder: Path) -> str:
@@ -175,7 +177,7 @@ def find(folders: Sequence[Path]) -> dict[Path, Structure]:
     found: dict[Path, Path] = {}
     for folder, inside in folders_with(FILE, folders).items():
         if not inside:
-            raise FLError(_missing(folder))
+            raise FLError(_missing(folder), code="file")
         for path in inside:
             found.setdefault(path.resolve(), path)
     return {path: Structure.read(path) for path in found.values()}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl.base.errors import Diverged, FLError, Terminated
+from fl.base.errors import FLError, Terminated
 from surgery import SurgeryError
 from surgery.errors import is_out_of_memory
 from zoo import ZooError
@@ -104,8 +104,6 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         ended.code = 0
-    except Diverged as error:
-        ended.code, reason = 1, str(error)
     except OSError as error:
         reason = str(error)
         try:
@@ -116,7 +114,7 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
             reason = f"the output cannot be written ({error.strerror}): send it to a place with room"
         ended.code = 2
     except (FLError, SurgeryError, ZooError) as error:
-        ended.code, reason = 2, str(error)
+        ended.code, reason = 1 if error.code == "diverged" else 2, str(error)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

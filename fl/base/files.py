@@ -46,11 +46,11 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise FLError(f"{path.parent} has no {path.name}") from None
+        raise FLError(f"{path.parent} has no {path.name}", code="file") from None
     except OSError as error:
         way_out = f"make {path} readable, or work on a copy of the folder that is" * (error.errno in _SHUT)
         way_out = way_out or "put back a copy of the file, or start a new run"
-        raise FLError(f"{path} cannot be read ({error.strerror or error}): {way_out}") from None
+        raise FLError(f"{path} cannot be read ({error.strerror or error}): {way_out}", code="file") from None
 
 
 @contextmanager
@@ -92,9 +92,11 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise FLError(f"{path} is no regular file (but a folder, a device or a pipe): put the file back")
+        raise FLError(f"{path} is no regular file (but a folder, a device or a pipe): put the file back", code="file")
     if most is not None and found.st_size > most:
-        raise FLError(f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back")
+        raise FLError(
+            f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back", code="file"
+        )
     return path
 
 

@@ -45,7 +45,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
             if not isinstance(one, kind):
                 raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
             if key in result:
-                raise FLError(f"{where}: there is another one of this name")
+                raise FLError(f"{where}: there is another one of this name", code="name")
             result[key] = one
     return dict(sorted(result.items()))
 
@@ -81,7 +81,7 @@ def import_file(name: str) -> ModuleType:
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:  # of whoever has put the file there
-        raise FLError(f"{name} cannot be imported: {failed(error)}") from error
+        raise FLError(f"{name} cannot be imported: {failed(error)}", code="run") from error
 
 
 @cache
@@ -103,7 +103,7 @@ def load_entry_points(what: str, taken: Container[str], checked: Callable[[Any, 
     for name, point in installed(what).items():
         try:
             if name in taken:
-                raise FLError("has the name of another one")
+                raise FLError("has the name of another one", code="name")
             result[name] = checked(point.load(), name)
         except Exception as error:  # another package's code
             said = str(error) if isinstance(error, FLError) else f"cannot be loaded: {failed(error)}"
@@ -168,17 +168,17 @@ def find(what: str, name: str) -> Callable[..., Any]:
         found: Any = import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise FLError(f"{flag}: {path} needs {error.name}, which is not installed") from None
+            raise FLError(f"{flag}: {path} needs {error.name}, which is not installed", code="missing") from None
         raise FLError(
-            f"{flag}: there is no module {path}, neither in {here} nor among the installed packages"
+            f"{flag}: there is no module {path}, neither in {here} nor among the installed packages", code="name"
         ) from None
     except (Exception, SystemExit) as error:
-        raise FLError(f"{flag}: {path} cannot be imported: {failed(error)}") from None
+        raise FLError(f"{flag}: {path} cannot be imported: {failed(error)}", code="run") from None
     for part in attribute.split(".") if attribute else ():
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, vars(found), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise FLError(f"{flag}: {getattr(found, '__name__', path)} has no {part}{hint}")
+            raise FLError(f"{flag}: {getattr(found, '__name__', path)} has no {part}{hint}", code="name")
         found = getattr(found, part)
     return found
 
@@ -188,7 +188,9 @@ def needed(what: str, extra: str, *modules: str) -> ModuleType:
     try:
         first, *_ = map(import_module, modules)
     except ImportError:
-        raise FLError(f"{what} needs a package that is missing: pip install 'layer-surgery[{extra}]'") from None
+        raise FLError(
+            f"{what} needs a package that is missing: pip install 'layer-surgery[{extra}]'", code="missing"
+        ) from None
     return first
 
 
@@ -229,7 +231,7 @@ def check_takes(what: str, function: Callable[..., Any], arguments: str) -> None
     try:
         takes.bind(*filter(None, arguments.split(", ")))
     except TypeError:
-        raise FLError(f"{what} takes {takes}: let it take ({arguments})".lstrip()) from None
+        raise FLError(f"{what} takes {takes}: let it take ({arguments})".lstrip(), code="run") from None
 
 
 def failed(error: BaseException) -> str:
@@ -260,7 +262,10 @@ def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
         FLError: if it is not installed, if there is no such folder or file, and for whatever it raises in the block.
     """
     if not path.exists():
-        raise FLError(f"{flag}: {path} is no folder here, and nothing is fetched: give one that save_pretrained wrote")
+        raise FLError(
+            f"{flag}: {path} is no folder here, and nothing is fetched: give one that save_pretrained wrote",
+            code="file",
+        )
     library = needed(flag, "hf", "transformers")
     log = library.utils.logging
     verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
@@ -271,7 +276,7 @@ def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
     except FLError:
         raise
     except Exception as error:  # of all kinds
-        raise FLError(f"{flag}: transformers cannot do this with {path}: {first_line(error)}") from None
+        raise FLError(f"{flag}: transformers cannot do this with {path}: {first_line(error)}", code="file") from None
     finally:
         log.set_verbosity(verbosity)
         if bar:

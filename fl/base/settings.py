@@ -306,12 +306,14 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: s
             continue
         module = str(value).removesuffix(".py")
         if own and module.isidentifier() and Path(f"{module}.py").is_file():
-            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py")
+            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
         names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
         hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
         every += f"; your own: module:{own}" if own else ""
-        raise FLError(f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip())
+        raise FLError(
+            f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
+        )
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:

@@ -67,14 +67,14 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise FLError(
-            f"{path} cannot be read ({first_line(error)}): put back a copy of the file, or start a new run"
+            f"{path} cannot be read ({first_line(error)}): put back a copy of the file, or start a new run", code="file"
         ) from None
 
 
 def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     if _ENTRY not in (metadata or {}):
         known = format.rpartition("-")[0]
-        raise FLError(f"{path} is no {known} that this version reads: put the right file there")
+        raise FLError(f"{path} is no {known} that this version reads: put the right file there", code="file")
     try:
         values = json.loads(metadata[_ENTRY])
         intact = values.pop("checksum") == _crc(json.dumps(values))
@@ -83,12 +83,16 @@ def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict
     if not intact:
         raise _damaged(path, "its header is not as it was written")
     if (found := values["format"]) != format:
-        raise FLError(f"{path} is of format {found}, and this version reads {format} here: put the right file there")
+        raise FLError(
+            f"{path} is of format {found}, and this version reads {format} here: put the right file there", code="file"
+        )
     return values
 
 
 def _damaged(path: Path, how: str) -> FLError:
-    return FLError(f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name")
+    return FLError(
+        f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name", code="file"
+    )
 
 
 def sha256_of(tensors: Mapping[str, Tensor]) -> str:

@@ -30,7 +30,8 @@ try:
     _ = F.has_torch_function  # type: ignore[attr-defined]
 except (ImportError, AttributeError) as error:
     raise FLError(
-        f"torch {torch.__version__} does not have what fl takes from torch 2.11 to 2.15 ({error}): install one of these"
+        f"torch {torch.__version__} does not have what fl takes from torch 2.11 to 2.15 ({error}): install one of them",
+        code="missing",
     ) from error
 
 

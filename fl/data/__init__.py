@@ -108,11 +108,12 @@ def _load_custom(name: str) -> Dataset:
     except FLError:
         raise
     except (Exception, SystemExit) as error:
-        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}") from None
+        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}", code="run") from None
     if not isinstance(found, Dataset):
         raise FLError(
             f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
-            "fl.Dataset.from_arrays(x, y, test_x, test_y)"
+            "fl.Dataset.from_arrays(x, y, test_x, test_y)",
+            code="run",
         )
     return found
 
@@ -123,7 +124,9 @@ def check_name(name: str) -> None:
         return
     if not is_custom(name):
         every = ", ".join([*LOADERS, *installed("datasets")])
-        raise FLError(f"unknown data set {name!r}: there are {every}, and module:function for one of your own")
+        raise FLError(
+            f"unknown data set {name!r}: there are {every}, and module:function for one of your own", code="name"
+        )
     if not callable(found := find("datasets", name)):
         raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
 

@@ -64,7 +64,8 @@ def look(argv: Sequence[str] | None) -> int:
     if asked.plot is not None and not counted:
         what = "text" if dataset.text else f"data for {dataset.task}"
         raise FLError(
-            f"--plot draws clients by classes, and {what} has no classes of whole samples: leave it out, or take --json"
+            f"--plot draws clients by classes, and {what} has no classes of whole samples: leave it out or take --json",
+            code="unsupported",
         )
     if asked.plot is not None:
         from fl.figures.clients import partition_map

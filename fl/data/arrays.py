@@ -33,26 +33,27 @@ def read_saved(folder: Path) -> dict[str, Any]:
         way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"
         if (folder / "dataset_dict.json").is_file():
             way = "these are Hugging Face's files: give datasets.load_from_disk(...) to fl.data.folder.write, once"
-        raise FLError(f"{folder} has no {', '.join(missing)}: {way}")
+        raise FLError(f"{folder} has no {', '.join(missing)}: {way}", code="file")
     found: dict[str, Any] = {}
     for name in (*needed, *more):
         if (file := folder / f"{name}.npy").is_file():
             try:  # copy-on-write, since torch has no tensors that cannot be written to
                 found[name] = np.load(file, mmap_mode="c")
             except ValueError as error:
-                raise FLError(f"{file} cannot be mapped into memory: {reason(error)}") from None
+                raise FLError(f"{file} cannot be mapped into memory: {reason(error)}", code="file") from None
     for name in ("x", "test_x"):
         if (kind := found[name].dtype) not in (np.uint8, np.float32, np.int32):
             raise FLError(
-                f"{folder / name}.npy holds {kind}: write uint8 images, float32, or int32 tokens, which need no copy"
+                f"{folder / name}.npy holds {kind}: write uint8 images, float32, or int32 tokens, which need no copy",
+                code="file",
             )
     if (file := folder / "settings.json").is_file():
         try:
             settings = json.loads(file.read_text())
         except ValueError as error:
-            raise FLError(f"{file} is no JSON: {reason(error)}") from None
+            raise FLError(f"{file} is no JSON: {reason(error)}", code="file") from None
         if strange := set(settings) - {"classes", "top", "task", "names"}:
-            raise FLError(f"{file} has {min(strange)!r}: it may have classes, top, task and names")
+            raise FLError(f"{file} has {min(strange)!r}: it may have classes, top, task and names", code="file")
         found |= settings
     return found
 
@@ -77,7 +78,8 @@ def checked(
         (name, one), (test_name, other) = parts
         if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
             raise FLError(
-                f"{test_name} is {form(other)} and {name} is {form(one)}: samples of both need one type and one shape"
+                f"{test_name} is {form(other)} and {name} is {form(one)}: samples of both need one type and one shape",
+                code="data",
             )
         _check_pixels(name, one, other, top)
     # Of several inputs, labels are checked by the number of samples alone: no token has a label of its own.
@@ -93,7 +95,7 @@ def checked(
             raise FLError(f"classes is for classification, and task is {task!r}: leave it out")
         y, test_y = targets("y", y, x, task), targets("test_y", test_y, test_x, task)
         if y.shape[1] != test_y.shape[1]:
-            raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both as many columns")
+            raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both as many columns", code="data")
         return fields | {
             "y": y,
             "test_y": test_y,
@@ -108,7 +110,9 @@ def checked(
         y, test_y, names = _numbered(y, test_y, names)
         y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
         if y.ndim != test_y.ndim:
-            raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
+            raise FLError(
+                f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token", code="data"
+            )
     tokens = y.ndim == 2 and not dense
     ends = [_range_of_labels(name, each, y.ndim > 1) for name, each in (("y", y), ("test_y", test_y))]
     ends += map(value_range, (x, test_x) if tokens else ())  # every token of a text is a class
@@ -122,9 +126,14 @@ def checked(
         every = "x, y, test_x and test_y" if tokens else "y and test_y"
         way = "give (y > 0).astype(int)" if signs else f"add {-least} to {every}, the same to all"
         way += f", or give {UNSCORED} where {'the next token' if tokens else 'a pixel'} does not count" * (y.ndim > 1)
-        raise FLError(f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}")
+        raise FLError(
+            f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}",
+            code="data",
+        )
     if most >= count:
-        raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
+        raise FLError(
+            f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}", code="data"
+        )
     if classes is None and not tokens and (absent := count - int((y.unique() >= 0).sum())):
         _log.warning(
             f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample"
@@ -141,14 +150,15 @@ def _masks(given: Mapping[str, tuple[Any, Inputs]], classes: int | None) -> list
     """
     found = [_mask(name, value, x) for name, (value, x) in given.items()]
     if found[0].shape[1:] != found[1].shape[1:]:
-        raise FLError(f"y is {form(found[0])} and test_y is {form(found[1])}: give all masks one size")
+        raise FLError(f"y is {form(found[0])} and test_y is {form(found[1])}: give all masks one size", code="data")
     if classes is not None and classes > _VOID:
         return found
     void = [y == _VOID for y in found]
     if any(one.any() for one in void) and all(bool((one | (y == 0)).all()) for one, y in zip(void, found)):
         raise FLError(
             f"y and test_y are 0 and {_VOID}, and {_VOID} stands for pixels that do not count: number the classes, as "
-            "in (y > 0).astype(int)"
+            "in (y > 0).astype(int)",
+            code="data",
         )
     return [torch.where(one, UNSCORED, y) for one, y in zip(void, found)]
 
@@ -169,7 +179,7 @@ def _mask(name: str, value: Any, x: Inputs) -> Tensor:
         way = f"and {sample} is {form(x)}, so masks are {[n, *x.shape[2:]]}"
     else:
         return y.long()
-    raise FLError(f"{name} is {form(y)}: masks are [N, H, W], a class for each pixel; {way}")
+    raise FLError(f"{name} is {form(y)}: masks are [N, H, W], a class for each pixel; {way}", code="data")
 
 
 def _range_of_labels(name: str, y: Tensor, several: bool) -> tuple[float, float]:
@@ -179,7 +189,9 @@ def _range_of_labels(name: str, y: Tensor, several: bool) -> tuple[float, float]
         counts = piece != UNSCORED if several else slice(None)
         if several and not (some := counts.flatten(1).any(1)).all():
             row = before + int((~some).nonzero()[0, 0])
-            raise FLError(f"{name}[{row}] is {UNSCORED} throughout, so that nothing counts: leave the sample out")
+            raise FLError(
+                f"{name}[{row}] is {UNSCORED} throughout, so that nothing counts: leave the sample out", code="data"
+            )
         before += len(piece)
         ends += [end.item() for end in piece[counts].aminmax()]
     return min(ends), max(ends)
@@ -192,19 +204,23 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
     found: list[dict[str, Tensor]] = []
     for part, values in (("x", x), ("test_x", test_x)):
         if not isinstance(values, Mapping):
-            raise FLError(f"{part} is {kind(values)}, and the other part is a dict of arrays: give a dict for both")
+            raise FLError(
+                f"{part} is {kind(values)}, and the other part is a dict of arrays: give a dict for both", code="data"
+            )
         if not values or not all(isinstance(name, str) and name.isidentifier() for name in values):
             names = ", ".join(map(repr, values)) or "empty"
             raise FLError(
-                f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs"
+                f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs",
+                code="data",
             )
         found.append({name: _input(f"{part}[{name!r}]", value) for name, value in values.items()})
         if len({len(value) for value in found[-1].values()}) > 1:
             counts = ", ".join(f"{len(value):,} of {name}" for name, value in found[-1].items())
-            raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order")
+            raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order", code="data")
     if strange := found[0].keys() ^ found[1].keys():
         raise FLError(
-            f"x has {', '.join(found[0])} and test_x {', '.join(found[1])}: give {min(strange)} to both or none"
+            f"x has {', '.join(found[0])} and test_x {', '.join(found[1])}: give {min(strange)} to both or none",
+            code="data",
         )
     return found[0], {name: found[1][name] for name in found[0]}
 
@@ -213,7 +229,9 @@ def _check_pixels(name: str, x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(value_range(each)[1]) for each in (x, test_x))) > top:
-        raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
+        raise FLError(
+            f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value", code="data"
+        )
     if not x.is_floating_point():
         return
     least, most = value_range(x)
@@ -252,7 +270,9 @@ def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
     for what, each in zip(("y", "test_y"), given):
         if strange := [name for name in np.unique(each).tolist() if str(name) not in places]:
             known = "names" if len(names) else "y"
-            raise FLError(f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out")
+            raise FLError(
+                f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out", code="data"
+            )
     y, test_y = ([places[str(name)] for name in each.tolist()] for each in given)
     return y, test_y, order
 
@@ -265,7 +285,9 @@ def _with_strings(name: str, values: Any) -> np.ndarray:
         return array
     others = [(k, each) for k, each in enumerate(values) if not isinstance(each, str)]
     if others and len(others) < len(array):
-        raise FLError(f"{name}[{others[0][0]}] is {others[0][1]!r} among names: give a name, or leave the sample out")
+        raise FLError(
+            f"{name}[{others[0][0]}] is {others[0][1]!r} among names: give a name, or leave the sample out", code="data"
+        )
     return array if others else array.astype(str)
 
 
@@ -274,14 +296,18 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
     y = tensor(name, value)
     if len(y.shape) not in (1, 2) or len(y) != len(x) or not y.numel():
         way = f", as in {name}.reshape({len(x)}, -1)" * (y.ndim > 2 and len(y) == len(x))
-        raise FLError(f"{name} is {form(y)}, and there are {len(x):,} samples: give [{len(x)}, D] for {task}{way}")
+        raise FLError(
+            f"{name} is {form(y)}, and there are {len(x):,} samples: give [{len(x)}, D] for {task}{way}", code="data"
+        )
     if not (y if y.is_floating_point() else y.float()).isfinite().all():
-        raise FLError(f"{name} has a value that is not finite: leave such samples out")
+        raise FLError(f"{name} has a value that is not finite: leave such samples out", code="data")
     if task == "multilabel":
         if y.ndim == 1:
-            raise FLError(f"{name} is {form(y)}: several labels are [N, labels], with a 1 for each that a sample has")
+            raise FLError(
+                f"{name} is {form(y)}: several labels are [N, labels], with a 1 for each that a sample has", code="data"
+            )
         if not ((y == 0) | (y == 1)).all():
-            raise FLError(f"{name} has other values than 0 and 1: give 1 for each label that a sample has")
+            raise FLError(f"{name} has other values than 0 and 1: give 1 for each label that a sample has", code="data")
     return y.float().reshape(len(y), -1)
 
 
@@ -296,32 +322,36 @@ def samples(name: str, value: Any) -> Tensor:
     x = tensor(name, value)
     given = f"{str(getattr(value, 'dtype', x.dtype)).removeprefix('torch.')} {list(x.shape)}"  # x may be wider
     if x.ndim == 0 or not len(x):
-        raise FLError(f"{name} has no samples: it is {given}")
+        raise FLError(f"{name} has no samples: it is {given}", code="data")
     if 0 in x.shape:
-        raise FLError(f"{name} is {given}: its samples are empty")
+        raise FLError(f"{name} is {given}: its samples are empty", code="data")
     if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
-        raise FLError(f"{name} is {given}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
+        raise FLError(
+            f"{name} is {given}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy", code="data"
+        )
     if x.dtype == torch.uint8 and x.ndim == 4:
         return x
     if x.is_floating_point():
         if x.ndim == 1:
-            raise FLError(f"{name} is {given}: samples need an axis of their own, as in {name}[:, None]")
+            raise FLError(f"{name} is {given}: samples need an axis of their own, as in {name}[:, None]", code="data")
         single, before = x.float(), 0
         for piece in pieces(single):
             if not (finite := piece.isfinite()).all():
                 raise FLError(
                     f"{name}[{before + int((~finite).nonzero()[0, 0])}] has a value that is not finite in float32: "
-                    "replace it, or leave the sample out"
+                    "replace it, or leave the sample out",
+                    code="data",
                 )
             before += len(piece)
         return single
     if x.dtype in (torch.bool, torch.uint8) or x.ndim != 2:
-        raise FLError(f"{name} is {given}: {_as_samples(name, value, x)}")
+        raise FLError(f"{name} is {given}: {_as_samples(name, value, x)}", code="data")
     least, most = map(int, value_range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
             f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats, "
-            f"{name}.astype('float32')"
+            f"{name}.astype('float32')",
+            code="data",
         )
     return x.int()
 
@@ -350,13 +380,14 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
     way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
     if y.ndim > 2:
-        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{_as_masks(name, y)}")
+        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{_as_masks(name, y)}", code="data")
     if y.is_floating_point():
         if (unknown := y.isnan()).any():
             raise FLError(
-                f"{name}[{int(unknown.nonzero()[0, 0])}] is NaN, and every sample needs a label: leave it out"
+                f"{name}[{int(unknown.nonzero()[0, 0])}] is NaN, and every sample needs a label: leave it out",
+                code="data",
             )
-        raise FLError(f"{name} is {form(y)}: {_whole(name, y)}")
+        raise FLError(f"{name} is {form(y)}: {_whole(name, y)}", code="data")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):
         also = f", or {list(x.shape)} with a label a token" if tokens else ""
@@ -366,11 +397,13 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
             way = f"; give {name}.argmax(1), if this is one-hot"
         else:
             way = _as_masks(name, y)
-        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{also}{way}")
+        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{also}{way}", code="data")
     if y.ndim == 0:
-        raise FLError(f"{name} is {form(y)}: labels are [N]")
+        raise FLError(f"{name} is {form(y)}: labels are [N]", code="data")
     if len(y) != len(x):
-        raise FLError(f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample")
+        raise FLError(
+            f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample", code="data"
+        )
     return y.long()
 
 
@@ -403,16 +436,18 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     _check_mask(name, value)
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized:
-            raise FLError(f"{name} is a tensor of {value.dtype}, {value.layout}: give a plain one of numbers")
+            raise FLError(
+                f"{name} is a tensor of {value.dtype}, {value.layout}: give a plain one of numbers", code="data"
+            )
         value = value.detach().cpu()
         return value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
     try:
         array = np.asarray(value)
     except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
         way = ", of which fl.data.pad makes one and a mask" * ("inhomogeneous" in str(error))
-        raise FLError(f"{name} is no array: {' '.join(str(error).split())}{way}") from None
+        raise FLError(f"{name} is no array: {' '.join(str(error).split())}{way}", code="data") from None
     if array.dtype.kind not in "buif":
-        raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: {way}")
+        raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: {way}", code="data")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     elif array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles
@@ -428,7 +463,8 @@ def _check_mask(name: str, value: Any) -> None:
             row = k if each is not value else int(each.mask.nonzero()[0][0]) if each.ndim else 0
             raise FLError(
                 f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give numbers of "
-                "your own for what is masked, with numpy's filled"
+                "your own for what is masked, with numpy's filled",
+                code="data",
             )
 
 
@@ -442,9 +478,12 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
             continue
         parts[name] = array = _with_strings(name, values.cpu() if isinstance(values, Tensor) else values)
         if array.shape != (count,) or array.dtype.kind not in "iuSU":
-            raise FLError(f"{name} is {array.dtype} {list(array.shape)}: give a number or a name for each of {count:,}")
+            raise FLError(
+                f"{name} is {array.dtype} {list(array.shape)}: give a number or a name for each of {count:,}",
+                code="data",
+            )
     if len({array.dtype.kind in "iu" for array in parts.values()}) > 1:
-        raise FLError("owners and test_owners: give numbers for both, or names for both")
+        raise FLError("owners and test_owners: give numbers for both, or names for both", code="data")
     names = np.empty(0, str)
     if parts and parts["owners"].dtype.kind in "SU":
         parts = {
@@ -454,7 +493,9 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
         names = np.unique(np.concatenate(list(parts.values())))
         parts = {name: np.searchsorted(names, array) for name, array in parts.items()}
     if large := [name for name, array in parts.items() if int(array.max()) >= 2**63]:
-        raise FLError(f"{large[0]} has the number {parts[large[0]].max()}, above 2^63 - 1: give names, as strings")
+        raise FLError(
+            f"{large[0]} has the number {parts[large[0]].max()}, above 2^63 - 1: give names, as strings", code="data"
+        )
     numbers = {name: torch.from_numpy(array.astype(np.int64)) for name, array in parts.items()}
     return {**numbers, "owner_names": tuple(names.tolist())}
 
@@ -462,9 +503,11 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
 def _marks(valid: Any, n: int) -> Tensor:
     marks = tensor("valid", valid, "give True or False for each sample")
     if marks.shape != (n,) or marks.dtype != torch.bool:
-        raise FLError(f"valid is {form(marks)}: give True or False for each of {n:,} samples")
+        raise FLError(f"valid is {form(marks)}: give True or False for each of {n:,} samples", code="data")
     if marks.all():
-        raise FLError("valid is True throughout, so that nothing is left to train on: give False for some samples")
+        raise FLError(
+            "valid is True throughout, so that nothing is left to train on: give False for some samples", code="data"
+        )
     return marks
 
 

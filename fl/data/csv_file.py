@@ -34,14 +34,17 @@ def read(path: Path, names_in: Container[str]) -> Table:
                     rows.append(row)
                     lines.append(reader.line_num)
     except (OSError, ValueError, csv.Error) as error:
-        raise FLError(f"{path} cannot be read: {reason(error)}") from None
+        raise FLError(f"{path} cannot be read: {reason(error)}", code="file") from None
     if not rows:
-        raise FLError(f"{path} has no rows below the names of its columns")
+        raise FLError(f"{path} has no rows below the names of its columns", code="data")
     if bad := [name for name in names if not name or names.count(name) > 1]:
-        raise FLError(f"{path} has {'a column without a name' if '' in bad else f'two columns {bad[0]!r}'}: name each")
+        raise FLError(
+            f"{path} has {'a column without a name' if '' in bad else f'two columns {bad[0]!r}'}: name each",
+            code="data",
+        )
     for line, row in zip(lines, rows):
         if len(row) != len(names):
-            raise FLError(f"{path}, line {line} has {len(row)} values, and there are {len(names)} columns")
+            raise FLError(f"{path}, line {line} has {len(row)} values, and there are {len(names)} columns", code="file")
 
     def called(k: int) -> str:
         return f"{path}, line {lines[k]}"
@@ -100,12 +103,13 @@ def load(root: Path, path: str) -> Dataset:
     if asked["target"] not in table.columns:
         raise FLError(
             f"{path} has no column {asked['target']!r} to predict: name one, as in --dataset 'csv:{path}?target="
-            f"{[*table.columns][-1]}'; there are {', '.join(table.columns)}"
+            f"{[*table.columns][-1]}'; there are {', '.join(table.columns)}",
+            code="name",
         )
     try:
         return Dataset.from_arrays(**arrays_of(table, **asked))
     except FLError as error:
-        raise FLError(error.args[0] if path in str(error) else f"{path}: {error}") from None
+        raise FLError(error.args[0] if path in str(error) else f"{path}: {error}", code=error.code) from None
 
 
 LOADERS = {"csv:FILE": Loader(lambda root, _, path: load(root, path), own=True)}

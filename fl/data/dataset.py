@@ -284,7 +284,8 @@ class Dataset:
         for name, given in (("owner", owner), ("split", split)):
             if given is None and name in columns.columns and target != name:
                 raise FLError(
-                    f"the frame has a column {name!r}, which would be a feature: give {name}={name!r}, or rename it"
+                    f"the frame has a column {name!r}, which would be a feature: give {name}={name!r}, or rename it",
+                    code="name",
                 )
         return cls.from_arrays(**table.arrays_of(columns, target, owner, split, categorical, task))
 
@@ -437,7 +438,8 @@ class Dataset:
             return self
         if not self.images:
             raise FLError(
-                f"--pad is for images, and the samples of {self.name} are {map_inputs(list, self.shape)}: leave it out"
+                f"--pad is for images, and the samples of {self.name} are {map_inputs(list, self.shape)}: leave it out",
+                code="unsupported",
             )
         self._no_copy("--pad")
         larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
@@ -456,7 +458,10 @@ class Dataset:
         y, owners, valid = torch.cat([self.y, self.test_y]), None, None
         if self.owners is not None:
             if self.test_owners is None:
-                raise FLError(f"--pool-test-set: {self.name} does not say who owns its test samples; leave it out")
+                raise FLError(
+                    f"--pool-test-set: {self.name} does not say who owns its test samples; leave it out",
+                    code="unsupported",
+                )
             owners = torch.cat([self.owners, self.test_owners])
         if self.valid is not None:
             valid = torch.cat([self.valid, torch.zeros(len(self.test_y), dtype=torch.bool)])
@@ -465,12 +470,15 @@ class Dataset:
     def number_of(self, owners: Sequence[str]) -> Tensor:
         """Return the numbers of owners by name, int64, sorted. FLError for a name that no owner has."""
         if self.owners is None:
-            raise FLError(f"{self.name} does not say who owns its samples, so none of them can be named: {owners[0]}")
+            raise FLError(
+                f"{self.name} does not say who owns its samples, so none of them can be named: {owners[0]}",
+                code="unsupported",
+            )
         numbers = torch.cat([self.owners, *([] if self.test_owners is None else [self.test_owners])]).unique()
         known = {self._owner(k): k for k in numbers.tolist()}
         if strange := [name for name in owners if name not in known]:
             every = ", ".join([*known][:20]) + ", ..." * (len(known) > 20)
-            raise FLError(f"{self.name} has no owner {strange[0]!r}: there are {every}")
+            raise FLError(f"{self.name} has no owner {strange[0]!r}: there are {every}", code="name")
         return torch.tensor(sorted({known[name] for name in owners}))
 
     def with_test_sites(self, names: Sequence[str]) -> "Dataset":
@@ -486,7 +494,10 @@ class Dataset:
             return self
         flag, numbers = f"--test-sites {','.join(names)}", self.number_of(names)
         if self.owners is None or self.test_owners is None:
-            raise FLError(f"{flag}: {self.name} does not say who owns its test samples (test_owners); leave it out")
+            raise FLError(
+                f"{flag}: {self.name} does not say who owns its test samples (test_owners); leave it out",
+                code="unsupported",
+            )
         self._no_copy("--test-sites")
         away = torch.isin(self.owners, numbers)
         if away.all():
@@ -556,7 +567,8 @@ class Dataset:
         if self.on_host:
             raise FLError(
                 f"{flag} makes a copy of all samples in memory, and those of {self.name} are kept out of it: leave it "
-                "out, and write the samples as models are to get them"
+                "out, and write the samples as models are to get them",
+                code="unsupported",
             )
 
     def to(self, device: torch.device | str, data_on: str = "auto") -> "Dataset":
@@ -576,7 +588,7 @@ class Dataset:
         except torch.OutOfMemoryError:
             gb = sum(values.nbytes for x in (self.x, self.test_x) for values in leaves(x)) / 1e9
             raise FLError(
-                f"{gb:,.1f} GB of {self.name} do not fit on {device}: keep them with --data-on host"
+                f"{gb:,.1f} GB of {self.name} do not fit on {device}: keep them with --data-on host", code="memory"
             ) from None
         return replace(self, **moved, used_on=None).marked(self.origin)
 

@@ -48,7 +48,9 @@ def write(
     folder = Path(folder)
     part = folder.with_name(f"{folder.name}.part")
     if folder.exists() or part.exists():
-        raise FLError(f"{folder if folder.exists() else part} is there already: give a new folder, or remove it")
+        raise FLError(
+            f"{folder if folder.exists() else part} is there already: give a new folder, or remove it", code="file"
+        )
     part.mkdir(parents=True)
 
     def room(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

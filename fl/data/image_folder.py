@@ -43,11 +43,11 @@ def load(root: Path, path: str) -> Dataset:
     owned = [place if level is None else (*place[:level], *place[level + 1 :]) for place in places]
     for file, place in zip(files, owned):
         if len(place) != len(owned[0]) or len(place) not in (1, 2):
-            raise FLError(f"{file} lies at another level than others, such as {files[0]}: {_LAYOUT}")
+            raise FLError(f"{file} lies at another level than others, such as {files[0]}: {_LAYOUT}", code="data")
     classes = np.array([place[-1] for place in owned])
     sites = np.array([place[0] for place in owned]) if len(owned[0]) == 2 else None
     if {name.lower() for name in classes.tolist()} <= PARTS.keys():
-        raise FLError(f"{files[0]} is in no folder of a class: {_LAYOUT}")
+        raise FLError(f"{files[0]} is in no folder of a class: {_LAYOUT}", code="data")
     _, groups = np.unique(np.array(["/".join(place) for place in owned]), return_inverse=True)
 
     def row(k: int) -> str:
@@ -68,22 +68,22 @@ def _files(folder: Path) -> list[Path]:
     """List all files of a folder, in the order of their paths. FLError for a class that has none."""
 
     def fail(error: OSError) -> None:
-        raise FLError(f"{error.filename} cannot be read: {reason(error)}")
+        raise FLError(f"{error.filename} cannot be read: {reason(error)}", code="file")
 
     found, empty = [], set()
     for here, inside, files in os.walk(folder, onerror=fail, followlinks=True):
         inside[:] = sorted(one for one in inside if not one.startswith("."))
         shown = [Path(here, one) for one in sorted(files) if not one.startswith(".")]
         if shown and Path(here) == folder:
-            raise FLError(f"{shown[0]} is in no folder of a class: {_LAYOUT}")
+            raise FLError(f"{shown[0]} is in no folder of a class: {_LAYOUT}", code="data")
         if not shown and not inside:
             empty.add(Path(here))
         found += shown
     if not found:
-        raise FLError(f"{folder} has no pictures: {_LAYOUT}")
+        raise FLError(f"{folder} has no pictures: {_LAYOUT}", code="data")
     classes = {file.parent.name for file in found}
     if lost := sorted(one for one in empty if one.name not in classes):  # a site may lack a class
-        raise FLError(f"{lost[0]} has no pictures: leave the folder out")
+        raise FLError(f"{lost[0]} has no pictures: leave the folder out", code="data")
     return found
 
 
@@ -96,7 +96,7 @@ def _level_of_parts(folder: Path, places: list[tuple[str, ...]]) -> int | None:
         if any(named):
             other = folder.joinpath(*places[named.index(False)])
             part = folder.joinpath(*places[named.index(True)][: level + 1])
-            raise FLError(f"{other} is in no folder train, valid or test, as {part} is one: {_LAYOUT}")
+            raise FLError(f"{other} is in no folder train, valid or test, as {part} is one: {_LAYOUT}", code="data")
     return None
 
 
@@ -111,13 +111,13 @@ def _pictures(files: list[Path], size: int) -> Tensor:
                 one: Any = pixels(str(file), image.resize((size, size), Image.Resampling.BILINEAR) if size else image)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             why = "it is no picture" if isinstance(error, Image.UnidentifiedImageError) else reason(error)
-            raise FLError(f"{file} cannot be read: {why}; move it out of the folder") from None
+            raise FLError(f"{file} cannot be read: {why}; move it out of the folder", code="file") from None
         one = torch.from_numpy(np.array(one))
         if k == 0:
             x = torch.empty(len(files), *one.shape, dtype=torch.uint8)
         if one.shape != x.shape[1:]:
             way = "give the size of all, as in ?size=64" if len(one) == len(x[0]) else "save all grey, or all in colour"
-            raise FLError(f"{file} is {form(one)} and {files[0]} is {form(x[0])}: {way}")
+            raise FLError(f"{file} is {form(one)} and {files[0]} is {form(x[0])}: {way}", code="data")
         x[k] = one
     return x
 

@@ -61,13 +61,15 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
     """
     arrays = [np.asarray(one) for one in sequences]
     if not arrays:
-        raise FLError("there are no sequences to pad: give one or more")
+        raise FLError("there are no sequences to pad: give one or more", code="data")
     for k, one in enumerate(arrays):
         if one.ndim != arrays[0].ndim or not one.ndim:
             raise FLError(f"sequence {k} has the shape {list(one.shape)}, and sequence 0 {list(arrays[0].shape)}: give "
-                          "all as many axes, one or more")  # fmt: skip
+                          "all as many axes, one or more", code="data")  # fmt: skip
         if not one.size or one.dtype.kind not in "buif":
-            raise FLError(f"sequence {k} is {one.dtype} {list(one.shape)}: give numbers, and leave empty ones out")
+            raise FLError(
+                f"sequence {k} is {one.dtype} {list(one.shape)}: give numbers, and leave empty ones out", code="data"
+            )
     shape = np.max([one.shape for one in arrays], axis=0)
     for axis in range(1, len(shape)):
         if any(one.shape[axis] != shape[axis] for one in arrays):
@@ -75,7 +77,8 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
                 if one.shape[axis] != len(one):
                     raise FLError(
                         f"sequence {k} has the shape {list(one.shape)}, and others end elsewhere on axis {axis}: give "
-                        "all as many features, or [n, n], such as adjacency matrices"
+                        "all as many features, or [n, n], such as adjacency matrices",
+                        code="data",
                     )
     x = np.full((len(arrays), *shape), value, np.result_type(*{one.dtype for one in arrays}))
     for place, one in zip(x, arrays):

@@ -45,14 +45,15 @@ def read_huggingface(
         _check_split(name, part)
         for column in filter(None, (image, label, owner)):
             if column not in part.column_names:
-                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
+                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}", code="name")
         only = part.select_columns([image, label])  # others need not be decoded
         found |= _stacked(name, only, task, room, keys=(image, label))
         given = found["y" if name == "train" else "test_y"]
         if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
             raise FLError(
                 f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels "
-                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
+                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)",
+                code="data",
             )
         if owner:
             values, names = part[owner][:], _feature_names(part, owner)
@@ -156,14 +157,16 @@ def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
             if before != number:
                 raise FLError(
                     f"the class {name!r} is {number} in {one.where} and {before} in {where}, so a label would mean two "
-                    f"things: {way}"
+                    f"things: {way}",
+                    code="data",
                 )
         for number, own in {} if one.chosen else names.items():
             where, others = by_number.setdefault(number, (one.where, set(own)))
             if not own & others:
                 raise FLError(
                     f"the class {number} is {min(own)!r} in {one.where} and {min(others)!r} in {where}, so a label "
-                    f"would mean two things: {way}"
+                    f"would mean two things: {way}",
+                    code="data",
                 )
             others |= own
 
@@ -186,26 +189,29 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
         keys: of the sample and the label in an item; None: an item is the pair of them.
     """
     if not len(part):
-        raise FLError(f"{name} has no samples")
+        raise FLError(f"{name} has no samples", code="data")
     x, y, first = torch.empty(0), [], torch.empty(0)
     for k in range(len(part)):
         where = f"{name}[{k}]"
         try:
             item = part[k]
         except Exception as error:  # the user's own code, and files that cannot be read
-            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}") from None
+            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}", code="run") from None
         pair = (item[keys[0]], item[keys[1]]) if keys else item
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
+            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}", code="data")
         if isinstance(pair[0], Mapping):
-            raise FLError(f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each")
+            raise FLError(
+                f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each", code="data"
+            )
         one = tensor(where, pixels(where, pair[0]))
         if k == 0:
             x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
         if (one.shape, one.dtype) != (first.shape, first.dtype):
             raise FLError(
                 f"{where} is {form(one)} and {name}[0] is {form(first)}: all samples need one size and one type; give "
-                "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
+                "the data set a transform, such as torchvision.transforms.Resize((64, 64))",
+                code="data",
             )
         x[k] = one
         label = f"the label of {where}"
@@ -217,7 +223,9 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
         else:
             y.append(tensor(label, pair[1]).double().flatten())
         if y[k].shape != y[0].shape:
-            raise FLError(f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size")
+            raise FLError(
+                f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size", code="data"
+            )
     y = torch.tensor(y) if task == "classification" else torch.stack(y)
     return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 
@@ -229,7 +237,8 @@ def pixels(where: str, sample: Any) -> Any:
     if sample.mode.partition(";")[0] in ("I", "F"):
         raise FLError(
             f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: give a transform, "
-            "such as lambda image: np.asarray(image, 'float32')[None] / 65535"
+            "such as lambda image: np.asarray(image, 'float32')[None] / 65535",
+            code="data",
         )
     array = np.asarray(sample.convert("L" if sample.mode in _GREY else "RGB"))
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -242,6 +251,7 @@ def _label(where: str, label: Any) -> int:
         number = label
     if isinstance(number, bool) or not isinstance(number, int):
         raise FLError(
-            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)"
+            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)",
+            code="data",
         )
     return number

@@ -44,7 +44,9 @@ def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[
     for word in words.split("&") if words else ():
         key, equals, value = word.partition("=")
         if key not in known or not equals or not value or key in found:
-            raise FLError(f"--dataset {name}: behind the question mark is {word!r}; give {'=..., '.join(known)}=...")
+            raise FLError(
+                f"--dataset {name}: behind the question mark is {word!r}; give {'=..., '.join(known)}=...", code="name"
+            )
         found[key] = value
     return path, found
 
@@ -56,7 +58,7 @@ def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
         if place.is_dir() if folder else place.is_file():
             return place
     also = "" if given.is_absolute() else f", nor in {root}"
-    raise FLError(f"--dataset {name}: there is no {'folder' if folder else 'file'} {path}{also}")
+    raise FLError(f"--dataset {name}: there is no {'folder' if folder else 'file'} {path}{also}", code="file")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Source:
         files = "" if all_missing else f"Expected there: {', '.join(self.files)}. "
         return FLError(
             f"{self.title} cannot be read from {self.root}: {what}. {files}"
-            "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}")
+            "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}"),
+            code="file",
         )
 
     def damaged(self, file: str | Path, why: str | Exception) -> FLError:

@@ -30,11 +30,16 @@ def own_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, row:
     else:
         small = [str(word).strip().lower() for word in words]
         if strange := [k for k, word in enumerate(small) if word not in PARTS]:
-            raise FLError(f"{row(strange[0])} is for {str(words[strange[0]])!r}: it is for train, valid or test")
+            raise FLError(
+                f"{row(strange[0])} is for {str(words[strange[0]])!r}: it is for train, valid or test", code="data"
+            )
         parts = np.array([PARTS[word] for word in small])
     for part, what in ((0, "train"), (2, "test")):
         if not (parts == part).any():
-            raise FLError(f"no sample is for {what}: say so of some" if words is not None else f"too few to {what} on")
+            raise FLError(
+                f"no sample is for {what}: say so of some" if words is not None else f"too few to {what} on",
+                code="data",
+            )
     return parts
 
 
@@ -44,5 +49,6 @@ def check_classes(classes: np.ndarray, parts: np.ndarray, row: Callable[[int], s
         k = int(np.flatnonzero((classes == min(only)) & (parts == 2))[0])
         raise FLError(
             f"{row(k)} is for testing and of the class {min(only)!r}, of which nothing is for training: leave its "
-            "samples out, or train on some"
+            "samples out, or train on some",
+            code="data",
         )

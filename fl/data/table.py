@@ -34,7 +34,7 @@ def columns_of(frame: Any) -> Table:
         raise FLError(f"frame is a {type(frame).__name__}: give a pandas.DataFrame")
     names = list(map(str, frame.columns))
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise FLError(f"the frame has two columns {repeated[0]!r}: rename one of them")
+        raise FLError(f"the frame has two columns {repeated[0]!r}: rename one of them", code="data")
 
     def row(k: int) -> str:
         return f"row {frame.index[k]!r}" if isinstance(frame.index[k], str) else f"row {frame.index[k]}"
@@ -61,7 +61,8 @@ def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> 
     for k, (value, text) in enumerate(zip(values, texts)):
         if not text and not isinstance(value, bool | int | float | np.number | np.bool_):
             raise FLError(
-                f"{row(k)} has a {type(value).__name__} in the column {name!r}: give numbers or names, or leave it out"
+                f"{row(k)} has a {type(value).__name__} in the column {name!r}: give numbers or names, or leave it out",
+                code="data",
             )
     if any(texts):
         raise mixed_values(row(texts.index(True)), name, values[texts.index(True)])
@@ -71,14 +72,17 @@ def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> 
 
 def missing_value(row: str, column: str) -> FLError:
     """Return the error for a missing value."""
-    return FLError(f"{row} has no value in the column {column!r}: fill it in, or leave the row or the column out")
+    return FLError(
+        f"{row} has no value in the column {column!r}: fill it in, or leave the row or the column out", code="data"
+    )
 
 
 def mixed_values(row: str, column: str, value: str) -> FLError:
     """Return the error for a name in a column of numbers."""
     return FLError(
         f"{row} has {value!r} in the column {column!r}, among numbers: correct it, or make names of all of its values, "
-        f"as in frame[{column!r}].map('no. {{}}'.format) of pandas"
+        f"as in frame[{column!r}].map('no. {{}}'.format) of pandas",
+        code="data",
     )
 
 
@@ -96,17 +100,19 @@ def arrays_of(
     columns, row = table
     for what, name in (("target", target), ("owner", owner), ("split", split)):
         if name is not None and str(name) not in columns:
-            raise FLError(f"there is no column {str(name)!r} for {what}: there are {', '.join(columns)}")
+            raise FLError(f"there is no column {str(name)!r} for {what}: there are {', '.join(columns)}", code="name")
     special = [str(name) for name in (target, owner, split) if name is not None]
     if len(set(special)) < len(special):
         raise FLError(f"target, owner and split are {', '.join(special)}: give each a column of its own")
     count = len(columns[special[0]])
     if not count:
-        raise FLError("the table has no rows")
+        raise FLError("the table has no rows", code="data")
     x = _features({name: values for name, values in columns.items() if name not in special}, categorical, row)
     y = columns[str(target)]
     if task == "regression" and y.dtype.kind not in "biuf":
-        raise FLError(f"the column {target!r} has names such as {str(y[0])!r}, and regression predicts numbers")
+        raise FLError(
+            f"the column {target!r} has names such as {str(y[0])!r}, and regression predicts numbers", code="data"
+        )
     owners = None if owner is None else _as_owners(str(owner), columns[str(owner)], row)
     groups = np.zeros(count, int) if owners is None else np.unique(owners, return_inverse=True)[1]
     words = None if split is None else columns[str(split)].astype(str)
@@ -130,17 +136,20 @@ def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable
                 single = values.astype(np.float32)
             if (strange := np.flatnonzero(~np.isfinite(single))).size:
                 k = int(strange[0])
-                raise FLError(f"{row(k)} has {values[k]} in the column {name!r}, no finite number: replace it")
+                raise FLError(
+                    f"{row(k)} has {values[k]} in the column {name!r}, no finite number: replace it", code="data"
+                )
             numbers.append(single)
         elif categorical == "refuse":
             raise FLError(
                 f"the column {name!r} has names such as {str(values[0])!r}: leave it out, make numbers of them, or "
-                "give categorical='one-hot'"
+                "give categorical='one-hot'",
+                code="data",
             )
         else:
             made += [(values == one).astype(np.float32) for one in np.unique(values)]
     if not numbers and not made:
-        raise FLError("the table has no columns to learn from beside those of target, owner and split")
+        raise FLError("the table has no columns to learn from beside those of target, owner and split", code="data")
     return np.stack([*numbers, *made], axis=1)
 
 
@@ -149,5 +158,7 @@ def _as_owners(name: str, values: np.ndarray, row: Callable[[int], str]) -> np.n
         return values.astype(np.int64) if values.dtype.kind == "b" else values
     if (strange := np.flatnonzero(values != np.round(values))).size:
         k = int(strange[0])
-        raise FLError(f"{row(k)} has {values[k]} in the column {name!r} of owners: give names, or whole numbers")
+        raise FLError(
+            f"{row(k)} has {values[k]} in the column {name!r} of owners: give names, or whole numbers", code="data"
+        )
     return values.astype(np.int64)

@@ -134,7 +134,8 @@ def dataset(
         if longest <= options.length:
             raise FLError(
                 f"{name} is too short: its {part} has {longest} tokens, and a sequence needs --text.length "
-                f"{options.length} and one more"
+                f"{options.length} and one more",
+                code="data",
             )
     pieces = [windows(document, options.length) for document in train]
     x, y = (torch.cat(part) for part in zip(*pieces))
@@ -149,7 +150,9 @@ def dataset(
 def check_without_template(name: str, options: TextOptions) -> None:
     """Raise FLError if there is a template for text without fields."""
     if options.template != TextOptions.template:
-        raise FLError(f"--text.template is for --dataset prompts:FILE, not for {name}: leave it out")
+        raise FLError(
+            f"--text.template is for --dataset prompts:FILE, not for {name}: leave it out", code="unsupported"
+        )
 
 
 def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str], Any], tuple[str, ...]]:
@@ -320,7 +323,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
     where = Path() if file.is_file() else root
     if not (where / file).is_file():
         also = "" if file.is_absolute() else f", nor in {root}"
-        raise FLError(f"--dataset {name}: there is no file {path}{also}")
+        raise FLError(f"--dataset {name}: there is no file {path}{also}", code="file")
     return dataset(name, [_read(Source(name, where, (path,)), file)], options, owned=False)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from fl.base.console import stopped
-from fl.base.errors import FLError, Terminated
+from fl.base.errors import Code, FLError, Terminated
 from fl.base.torch_private import tree_flatten, tree_unflatten
 from surgery.transfer import as_bytes
 
@@ -31,6 +31,9 @@ _Entry = TypeVar("_Entry")
 
 class Lost(FLError):
     """Another rank has ended, or does not answer."""
+
+    def __init__(self, message: str, *, code: Code = "peers") -> None:
+        super().__init__(message, code=code)
 
 
 class Ranks:
@@ -204,7 +207,7 @@ def joined() -> Iterator[Ranks]:
         if ranks.rank:
             raise SystemExit(_failed(ranks, error)) from None
         if isinstance(error, (Lost, Terminated)) and (reason := _reason(ranks)):
-            raise FLError(reason) from None
+            raise FLError(reason, code="peers") from None
         raise
     finally:
         _inside = False
@@ -219,7 +222,9 @@ def _join() -> Ranks:
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise FLError(f"rank {rank} does not reach the other ranks at {where}: {str(error).splitlines()[0]}") from error
+        raise FLError(
+            f"rank {rank} does not reach the other ranks at {where}: {str(error).splitlines()[0]}", code="peers"
+        ) from error
     _current = Ranks(rank, size)
     atexit.register(dist.destroy_process_group)
     return _current

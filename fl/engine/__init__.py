@@ -65,18 +65,27 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
         partial: whether the last batch of an epoch may be smaller than the others.
     """
     if backend not in ("auto", *BACKENDS):
-        raise FLError(f"unknown backend {backend!r}: there are auto, {', '.join(BACKENDS)}")
+        raise FLError(f"unknown backend {backend!r}: there are auto, {', '.join(BACKENDS)}", code="name")
     if backend == "workers" and device.type != "cpu":
-        raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
+        raise FLError(
+            f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs", code="unsupported"
+        )
     if backend == "graphs" and device.type != "cuda":
-        raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
+        raise FLError(
+            f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap",
+            code="unsupported",
+        )
     if backend == "vmap" and precision.channels_last:
-        raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
+        raise FLError(
+            "--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs",
+            code="unsupported",
+        )
     if backend in ("vmap", "graphs") and partial:
         others = "loop or workers" if device.type == "cpu" else "loop"
         raise FLError(
             f"--last-batch partial gives batches of several sizes, and --backend {backend} has one size for all: use "
-            f"--backend {others}, or leave one of the two out"
+            f"--backend {others}, or leave one of the two out",
+            code="unsupported",
         )
     precision.check(device)
 
@@ -159,7 +168,8 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
         raise FLError(
             f"{names} draws from torch's global generator in training, so that runs could not be repeated: leave the "
             "dropout inside of recurrent layers, AlphaDropout, RReLU and code of your own that draws "
-            "out, and use nn.Dropout beside them"
+            "out, and use nn.Dropout beside them",
+            code="unsupported",
         )
 
 

@@ -127,7 +127,8 @@ class Drawing(TorchFunctionMode):
             for name in [name for name in kwargs if name in _USUAL]:
                 if (value := kwargs.pop(name)) not in (None, _USUAL[name]):
                     raise FLError(
-                        f"{function.__name__}(..., {name}={value}) cannot be drawn within a step: leave {name} out"
+                        f"{function.__name__}(..., {name}={value}) cannot be drawn within a step: leave {name} out",
+                        code="unsupported",
                     )
             return replaced(self.draws, *args, **kwargs)
         return function(*args, **kwargs)
@@ -146,7 +147,8 @@ class NoDraws(Watch):
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in operation.tags and _drops(operation, args, kwargs):
             raise FLError(
-                "dropout within activation checkpointing has other masks in the backward pass: use one of the two"
+                "dropout within activation checkpointing has other masks in the backward pass: use one of the two",
+                code="unsupported",
             )
 
 
@@ -267,7 +269,10 @@ def _randint(
     high = rest.pop() if high is None else high
     low = (rest.pop() if rest else 0) if low is None else low
     if not 0 < high - low <= _MOST:
-        raise FLError(f"torch.randint within a step takes a range of 1 to {_MOST} numbers, got {low} to {high}")
+        raise FLError(
+            f"torch.randint within a step takes a range of 1 to {_MOST} numbers, got {low} to {high}",
+            code="unsupported",
+        )
     return (draws.below(high - low, tuple(size)) + low).to(device or torch.get_default_device(), dtype)
 
 
@@ -275,7 +280,8 @@ def _into(tensor: Tensor, kind: Callable[[tuple[int, ...], torch.dtype], Tensor]
     """`tensor`, filled with what `kind` draws for its shape and dtype."""
     if not tensor.is_floating_point():
         raise FLError(
-            f"{name} of {tensor.dtype} cannot be trained by clients side by side: draw floating-point numbers"
+            f"{name} of {tensor.dtype} cannot be trained by clients side by side: draw floating-point numbers",
+            code="unsupported",
         )
     drawn = kind(tuple(tensor.shape), tensor.dtype)
     try:

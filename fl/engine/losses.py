@@ -150,10 +150,15 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
         return _own(name, find("loss", name), whole=task == "segmentation")
     chosen = _DEFAULTS[task] if name == DEFAULT else name
     if chosen not in NAMES:
-        raise FLError(f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own")
+        raise FLError(
+            f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own", code="name"
+        )
     if task not in NAMES[chosen]:
         able = ", ".join(one for one, its in NAMES.items() if task in its)
-        raise FLError(f"--loss {name} is for {' and '.join(NAMES[chosen])}, and the data are for {task}: choose {able}")
+        raise FLError(
+            f"--loss {name} is for {' and '.join(NAMES[chosen])}, and the data are for {task}: choose {able}",
+            code="unsupported",
+        )
     if weights and len(weights) != outputs:
         raise FLError(
             f"--class-weights gives {len(weights)} weights, and the model has {outputs} outputs: give one each"
@@ -165,7 +170,9 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
     if weights and not any(weights):
         raise FLError("--class-weights are all 0, so that nothing would be learnt: give at least one above 0")
     if weights and task == "regression":
-        raise FLError("--class-weights are for classes, and the targets are numbers: leave them out")
+        raise FLError(
+            "--class-weights are for classes, and the targets are numbers: leave them out", code="unsupported"
+        )
     if weights and chosen == "dice":
         raise FLError(
             "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
@@ -205,11 +212,14 @@ def _own(name: str, loss: Loss, whole: bool) -> Loss:
             found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
             raise FLError(
                 f"--loss {name} returns {found} for {len(outputs)} samples: let it return the loss of each, "
-                f"[{len(outputs)}], as torch's losses do with reduction='none'"
+                f"[{len(outputs)}], as torch's losses do with reduction='none'",
+                code="run",
             )
         if not each.is_floating_point() or (outputs.requires_grad and not each.requires_grad):
             why = "has no gradient" if each.is_floating_point() else f"is {each.dtype}"
-            raise FLError(f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs")
+            raise FLError(
+                f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs", code="run"
+            )
         return each
 
     checked.whole = whole  # type: ignore[attr-defined]

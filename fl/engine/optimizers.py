@@ -186,7 +186,7 @@ def schedule(
     if name == "cosine":
         return lambda number: (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
     if name != "step":
-        raise FLError(f"unknown --lr-schedule {name!r}: there are {', '.join(SCHEDULES)}")
+        raise FLError(f"unknown --lr-schedule {name!r}: there are {', '.join(SCHEDULES)}", code="name")
     if not all(0 < share < 1 for share in at) or not 0 < factor <= 1:
         raise FLError(f"--lr-factor lies in (0, 1] and --lr-steps in (0, 1), got {factor} and {','.join(map(str, at))}")
     ends = [max(1, math.floor(share * rounds + 1e-9)) for share in at]

@@ -31,9 +31,11 @@ class Precision(NamedTuple):
     def check(self, device: torch.device) -> None:
         """Raise FLError for a precision that is unknown, or that this device does not have."""
         if self.name not in NAMES:
-            raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}")
+            raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}", code="name")
         if self.name == "tf32" and device.type != "cuda":
-            raise FLError(f"--precision tf32 needs a CUDA device, not {device}: use float32 or bf16")
+            raise FLError(
+                f"--precision tf32 needs a CUDA device, not {device}: use float32 or bf16", code="unsupported"
+            )
 
     def lay_out(self, tensor: Tensor) -> Tensor:
         """Lay out images, and the weights of convolutions, in memory as the settings say."""

@@ -188,7 +188,10 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
         if not update.received:
             return update
         if "model" not in message:
-            raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
+            raise FLError(
+                '--compression.kind compresses what clients add to the message\'s "model", and there is none',
+                code="unsupported",
+            )
         unsent = {name.removeprefix(_UNSENT): t for name, t in client_states.items() if name.startswith(_UNSENT)}
         made = compression.compressed(update.received, message["model"], unsent, clients, rng, fed.trainable)
         received = restored(made.received, message["model"], update.sizes)  # who was dropped sends nothing of before

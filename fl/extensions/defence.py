@@ -74,7 +74,10 @@ class Defence:
             FLError: for a rule that chooses among whole models, and needs more than there are, or is given parts.
         """
         if self.chooses and plans is not None:
-            raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
+            raise FLError(
+                f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median",
+                code="unsupported",
+            )
         if self.chooses:
             return self._choice(dict(as_stack(models)), weights, names)
         if self.rule == "mean":
@@ -121,7 +124,10 @@ class Defence:
     def _choice(self, models: Stack, weights: Any, names: Container[str]) -> State:
         weights = [1] * stack_size(models) if weights is None else torch.as_tensor(weights).tolist()
         if weights and isinstance(weights[0], list):
-            raise FLError(f"--defence.rule {self.rule} makes one model, and a mean for each cluster is asked for")
+            raise FLError(
+                f"--defence.rule {self.rule} makes one model, and a mean for each cluster is asked for",
+                code="unsupported",
+            )
         rows = [row for row, weight in enumerate(weights) if weight]
         self.check_number(len(rows), "clients that arrived in this round")
         models = select(models, rows)

@@ -139,10 +139,12 @@ def _read(path: Path, clients: int) -> Tensor:
         values = [float(line) for line in path.read_text().split()]
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it has a line that is no number"
-        raise FLError(f"--pace.file {path} cannot be read: {why}") from None
+        raise FLError(f"--pace.file {path} cannot be read: {why}", code="file") from None
     speeds = torch.tensor(values, dtype=torch.float64)
     if len(values) != clients or not (speeds.isfinite() & (speeds > 0)).all():
-        raise FLError(f"--pace.file {path} has {len(values)} speeds: give one above 0 for each of {clients} clients")
+        raise FLError(
+            f"--pace.file {path} has {len(values)} speeds: give one above 0 for each of {clients} clients", code="file"
+        )
     return speeds
 
 

@@ -183,7 +183,10 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         k, device = len(clients), fed.data.device
         starts = algorithm.send(server, clients, rng)["model"] if algorithm.send else broadcast(server["global"], k)
         if starts.keys() != update.received.keys() or k != fed.participants:
-            raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
+            raise FLError(
+                "--privacy.clip is for methods whose K clients send all of the model, and nothing else",
+                code="unsupported",
+            )
         generator = (
             torch.Generator().manual_seed(secrets.randbits(63)) if not fed.transport.has_data else rng.torch("privacy")
         )
@@ -226,14 +229,21 @@ def _check(algorithm: Algorithm, privacy: Privacy) -> None:
             "client's data in full would meet it: take one well below 1 / clients"
         )
     if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:
-        raise FLError("--privacy.clip is for methods that only average whole models of drawn clients: take fedavg")
+        raise FLError(
+            "--privacy.clip is for methods that only average whole models of drawn clients: take fedavg",
+            code="unsupported",
+        )
     if buffers := [name for name in fed.initial() if name not in dict(fed.model.named_parameters())]:
         raise FLError(
             f"--privacy.clip is for parameters, and {buffers[0]} is a buffer, which is averaged without noise "
-            f"({len(buffers)} such): take --norm group, layer or none, or a model without"
+            f"({len(buffers)} such): take --norm group, layer or none, or a model without",
+            code="unsupported",
         )
     if lacks_statistics(fed.model, {}):
-        raise FLError("--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none")
+        raise FLError(
+            "--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none",
+            code="unsupported",
+        )
 
 
 def _needs(options: Privacy) -> dict[str, str]:

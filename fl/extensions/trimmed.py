@@ -60,7 +60,8 @@ def trimmed_mean(
     def reduce(name: str, values: Tensor, covered: Tensor | None, old: Tensor | None) -> Tensor:
         if values.is_complex():
             raise FLError(
-                f"tensor {name!r} is {values.dtype}: complex numbers cannot be sorted, so they cannot be trimmed"
+                f"tensor {name!r} is {values.dtype}: complex numbers cannot be sorted, so they cannot be trimmed",
+                code="unsupported",
             )
         return _middle(values, covered, old, trim)
 

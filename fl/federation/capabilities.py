@@ -40,4 +40,6 @@ def check(name: str, lacks: Container[str], needs: Mapping[str, str]) -> None:
     """
     for what, flags in needs.items():
         if what in lacks:
-            raise FLError(f"{name} {CAPABILITIES[what]}: leave {flags} out, or take another --algorithm")
+            raise FLError(
+                f"{name} {CAPABILITIES[what]}: leave {flags} out, or take another --algorithm", code="unsupported"
+            )

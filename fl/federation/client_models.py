@@ -81,7 +81,9 @@ def given(models: ClientModels, clients: Sequence[int]) -> Stack:
     tensor([1., 1.])
     """
     if len(models.levels) != 1:
-        raise FLError(f"clients make their model of one, and here each is given {len(models.levels)}")
+        raise FLError(
+            f"clients make their model of one, and here each is given {len(models.levels)}", code="unsupported"
+        )
     level = models.levels[0]
     rows = level.used[list(clients)].tolist()
     if len(set(rows)) == 1:

@@ -40,34 +40,39 @@ def check_names(client_states: Stack, new: Stack) -> None:
     """Raise FLError if clients' new states have other names than those that they had."""
     if strange := client_states.keys() ^ new.keys():
         raise FLError(
-            f"a client's state has {', '.join(client_states)}, and the client function returned another one: {strange}"
+            f"a client's state has {', '.join(client_states)}, and the client function returned another one: {strange}",
+            code="run",
         )
 
 
 def check_message(message: Message) -> None:
     """Raise FLError for what cannot be sent to clients: anything but tensors with a row for each, or dicts of them."""
     if not isinstance(message, dict):
-        raise FLError(f'a message is a dict such as {{"model": stack}}, got a {type(message).__name__}')
+        raise FLError(f'a message is a dict such as {{"model": stack}}, got a {type(message).__name__}', code="run")
     for name, part in message.items():
         listed = name == "levels" or (name == "model" and isinstance(part, list))
         if not listed and (isinstance(part, list) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(part))):
             raise FLError(
                 f"the message's {name!r} is a {type(part).__name__}: give a tensor [K, ...], or a dict of them, with a "
-                "row for each client"
+                "row for each client",
+                code="run",
             )
 
 
 def check_update(update: ClientUpdate, message: Message) -> None:
     """Raise FLError for an update that could not come from clients on other machines."""
     if update.metrics:
-        raise FLError(f"clients report no columns ({', '.join(update.metrics)}): return them from the server function")
+        raise FLError(
+            f"clients report no columns ({', '.join(update.metrics)}): return them from the server function", code="run"
+        )
     received, model = update.received, message.get("model", {})
     if received and model:
         sent, before = (part[0] if isinstance(part, list) else part for part in (received, model))
         if strange := sent.keys() ^ before.keys():
             raise FLError(
                 f"clients send {min(strange)}, and the message's model does not have it (or the other way round): what "
-                'they send has the names of message["model"], or is nothing'
+                'they send has the names of message["model"], or is nothing',
+                code="run",
             )
 
 

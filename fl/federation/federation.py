@@ -106,9 +106,9 @@ class Federation:
         if not 1 <= self.participants <= len(self.clients):
             raise FLError(f"{self.participants} participants a round: there are {len(self.clients)} clients")
         if len(empty := (self.clients.train.sizes == 0).nonzero()):
-            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)")
+            raise FLError(f"client {int(empty[0])} has no training samples ({len(empty)} such clients)", code="data")
         if not self.trainable:
-            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen")
+            raise FLError(f"{type(self.model).__name__} has no parameter to train: all are frozen", code="unsupported")
         if not isinstance(self.local, LocalTraining):
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
@@ -124,7 +124,8 @@ class Federation:
                 rule, flag = map(", ".join, flags)
                 raise FLError(
                     f"{rule or 'the aggregator'} needs all clients of a round, but {flag or middleware} leaves some "
-                    "out: remove one of the two"
+                    "out: remove one of the two",
+                    code="unsupported",
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
@@ -252,7 +253,10 @@ class Federation:
             FLError: for clients on other machines, if their labels are not known.
         """
         if not self.transport.labels:
-            raise FLError("the labels of clients on other machines are not known: remove the option that needs them")
+            raise FLError(
+                "the labels of clients on other machines are not known: remove the option that needs them",
+                code="unsupported",
+            )
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
         return torch.stack([self._classes[client] for client in clients])
@@ -308,7 +312,8 @@ class Federation:
         if not is_list and self.fleet is not None and len(self.fleet.architectures) > 1:
             raise FLError(
                 f"clients have models of {len(self.fleet.architectures)} architectures, but this method trains one for "
-                "all: choose a method for different architectures, or remove Federation(fleet=...)"
+                "all: choose a method for different architectures, or remove Federation(fleet=...)",
+                code="unsupported",
             )
         count = len(starts) if is_list else stack_size(starts)
         if count != k or (is_list and not len(models or clients) == len(context or clients) == k):
@@ -463,7 +468,8 @@ class Federation:
         if not self.transport.has_data:
             raise FLError(
                 "static batch norms need a pass over all clients' data, but these lie on other machines: choose "
-                "another --norm than static_batch"
+                "another --norm than static_batch",
+                code="unsupported",
             )
         if samples is not None:
             return collect(model, state, self.data, samples, self.local.precision)

@@ -88,18 +88,22 @@ class LocalTraining:
         if self.last_batch not in LAST_BATCHES:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
         if self.masked and data.task != "classification":
-            raise FLError(f"--masked-loss hides classes, and the data are for {data.task}: leave it out")
+            raise FLError(
+                f"--masked-loss hides classes, and the data are for {data.task}: leave it out", code="unsupported"
+            )
         check(self.backend, data.device, self.precision, self.last_batch == "partial")
         if data.on_host and self.backend == "graphs":
             raise FLError(
                 "--backend graphs reads samples from fixed places in the device's memory, and these are kept on the "
-                "host: use vmap or loop"
+                "host: use vmap or loop",
+                code="unsupported",
             )
         if data.text and (self.augment.crop or self.augment.flip):
-            raise FLError("text is not cropped or flipped: leave --crop and --flip out")
+            raise FLError("text is not cropped or flipped: leave --crop and --flip out", code="unsupported")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):
             raise FLError(
-                f"--crop and --flip are for images, and samples are {map_inputs(list, data.shape)}: leave them out"
+                f"--crop and --flip are for images, and samples are {map_inputs(list, data.shape)}: leave them out",
+                code="unsupported",
             )
         if data.images and self.augment.crop >= min(data.x.shape[-2:]):
             raise FLError(

@@ -173,9 +173,12 @@ def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
     for name, one in zip(names, found):
         for column in one.names:
             if column in SCORES[task_of(data)]:
-                raise FLError(f"--metrics {name}: {column} is measured in every run; leave it out, or rename your own")
+                raise FLError(
+                    f"--metrics {name}: {column} is measured in every run; leave it out, or rename your own",
+                    code="name",
+                )
             if column in seen:
-                raise FLError(f"--metrics {name}: there is another {column}; leave one out, or rename it")
+                raise FLError(f"--metrics {name}: there is another {column}; leave one out, or rename it", code="name")
             seen.add(column)
     return found
 
@@ -198,7 +201,9 @@ def metric(name: str, data: Dataset) -> Metric:
     {'balanced_accuracy': 0.75}
     """
     if data.text:
-        raise FLError("--metrics are for a label a sample, and text has one for each token: leave them out")
+        raise FLError(
+            "--metrics are for a label a sample, and text has one for each token: leave them out", code="unsupported"
+        )
     if is_path(name):
         measure = partial(_own, name, find("metrics", name))
         _check_own(name, measure, data)
@@ -208,7 +213,7 @@ def metric(name: str, data: Dataset) -> Metric:
     if name in _PER_CLASS:
         if data.task == "regression" or data.classes > _MANY:
             why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
-            raise FLError(f"--metrics {name}: {why}; leave it out")
+            raise FLError(f"--metrics {name}: {why}; leave it out", code="unsupported")
         what, classes = name.removesuffix("_per_class"), data.names or range(data.classes)
         return Metric(tuple(f"{what}_{one}" for one in classes), partial(_per_class, _PER_CLASS[name]))
     from sklearn.metrics import get_scorer_names
@@ -217,7 +222,8 @@ def metric(name: str, data: Dataset) -> Metric:
         own = ", ".join(_PER_CLASS)
         raise FLError(
             f"unknown --metrics {name!r}: there are {own}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
-            "balanced_accuracy, ...; sklearn.metrics.get_scorer_names()), and module:function of your own"
+            "balanced_accuracy, ...; sklearn.metrics.get_scorer_names()), and module:function of your own",
+            code="name",
         )
     _check_scorer(name, data)
     return Metric((name,), partial(_defined, _scorer(name, data)))
@@ -226,7 +232,8 @@ def metric(name: str, data: Dataset) -> Metric:
 def _of_masks(name: str, data: Dataset) -> Metric:
     if name not in _OF_MASKS:
         raise FLError(
-            f"unknown --metrics {name!r} for masks: there are {', '.join(_OF_MASKS)}, and module:function of your own"
+            f"unknown --metrics {name!r} for masks: there are {', '.join(_OF_MASKS)}, and module:function of your own",
+            code="name",
         )
     if data.classes > _MANY:
         raise FLError(f"--metrics {name}: {data.classes} would be too many columns; leave it out")
@@ -334,7 +341,10 @@ def _check_scorer(name: str, data: Dataset) -> None:
     except Exception as error:
         why = failed(error)
     if why:
-        raise FLError(f"--metrics {name} cannot be measured for {data.task} with {data.classes} outputs: {why}")
+        raise FLError(
+            f"--metrics {name} cannot be measured for {data.task} with {data.classes} outputs: {why}",
+            code="unsupported",
+        )
 
 
 def _check_own(name: str, measure: Callable, data: Dataset) -> None:
@@ -399,9 +409,11 @@ def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray
     except ValueError:  # as scikit-learn's, of samples for which it is not defined
         raise
     except Exception as error:
-        raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}") from None
+        raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}", code="run") from None
     if np.ndim(value) or not isinstance(np.asarray(value)[()], numbers.Real):
-        raise FLError(f"--metrics {name} returns {kind(value)} for {len(targets)} samples: let it return a number")
+        raise FLError(
+            f"--metrics {name} returns {kind(value)} for {len(targets)} samples: let it return a number", code="run"
+        )
     return [float(value)]
 
 

@@ -74,7 +74,7 @@ def _rows(plans: Sequence[Plan]) -> tuple[np.ndarray, list[tuple[str, str, str]]
         block = next((block for block in blocks if name.startswith(f"{block}.")), module)
         names.append((blocks.get(block, module), block, module))
     if not rows:
-        raise FLError("the global model has no weights with two axes or more to draw")
+        raise FLError("the global model has no weights with two axes or more to draw", code="unsupported")
     return np.stack(rows), names
 
 
@@ -126,7 +126,7 @@ def coverage(plans: Sequence[Plan]) -> dict[str, Tensor]:
     if not plans:
         raise FLError("there are no plans to count: give at least one")
     if any(plan.fingerprint != plans[0].fingerprint for plan in plans):
-        raise FLError("the plans are of different global models: give those of one")
+        raise FLError("the plans are of different global models: give those of one", code="mismatch")
     shapes = plans[0].shapes
     steps = {name: torch.zeros((shape[0] if shape else 1) + 1, dtype=torch.float64) for name, shape in shapes.items()}
     for plan in plans:

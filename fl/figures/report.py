@@ -114,9 +114,9 @@ def check_page(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise FLError(f"--html {path} is no name of a page: take one such as report.html")
     if os.path.lexists(path):
-        raise FLError(f"{path} exists already: choose another --html")
+        raise FLError(f"{path} exists already: choose another --html", code="file")
     if not path.parent.is_dir():
-        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}", code="file")
 
 
 def report(

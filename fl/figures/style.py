@@ -157,7 +157,7 @@ def check_new(path: Path, flag: str = "--out") -> None:
     It may be a file, a folder, a device, or a link that leads nowhere.
     """
     if path.name and os.path.lexists(path):
-        raise FLError(f"{path} exists already: choose another {flag}")
+        raise FLError(f"{path} exists already: choose another {flag}", code="file")
     check_file(path)
 
 
@@ -171,5 +171,5 @@ def check_file(path: Path) -> str:
     if kind not in FigureCanvasBase.get_supported_filetypes():
         raise FLError(f"{path}: figures are not written as {kind!r}; choose .png, .pdf or .svg")
     if not path.parent.is_dir():
-        raise FLError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise FLError(f"{path} cannot be written: there is no folder {path.parent}", code="file")
     return kind

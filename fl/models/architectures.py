@@ -111,7 +111,8 @@ def choose(
         if data.task != "classification" and len(space) > 1:
             raise FLError(
                 f"--architectures.choose zico scores models by their cross entropy, and the data are for {data.task}: "
-                "choose cycle, random, budget or given"
+                "choose cycle, random, budget or given",
+                code="unsupported",
             )
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
@@ -185,13 +186,20 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
     try:
         rows = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, ZooError) as error:
-        raise FLError(f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise FLError(
+            f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}", code="file"
+        ) from None
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and row.keys() <= {"width", "depth"} for row in rows
     ):
-        raise FLError(f"{path} is no list of architectures: write [{{width: 0.5, depth: 2}}, ...], one for each client")
+        raise FLError(
+            f"{path} is no list of architectures: write [{{width: 0.5, depth: 2}}, ...], one for each client",
+            code="file",
+        )
     if len(rows) != clients:
-        raise FLError(f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each")
+        raise FLError(
+            f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each", code="file"
+        )
     return announced(space, rows, str(path))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import zoo
-from fl.base.errors import FLError, ask_memory
+from fl.base.errors import FLError, ask_memory, code_of
 from fl.data.inputs import map_inputs
 from fl.models import custom_model
 from fl.models.library import spec_class
@@ -54,11 +54,15 @@ def make_spec(
         if custom_model.is_custom(name):
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
                 if value is not None:
-                    raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
+                    raise FLError(
+                        f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out",
+                        code="unsupported",
+                    )
             if exits:
                 raise FLError(
                     f"--exits is for models of the zoo, not for your own ({name}): leave it out, and give the module "
-                    "an attribute exits = True if it returns [n, exits, classes] in training"
+                    "an attribute exits = True if it returns [n, exits, classes] in training",
+                    code="unsupported",
                 )
             if name != custom_model.GIVEN:
                 custom_model.by_name(name)
@@ -68,19 +72,34 @@ def make_spec(
         if "tokens" in takes and tokens is None:
             raise FLError(
                 f"--model {name} is made for text, whose labels are the next tokens, and these data have one label a "
-                "sample: choose --dataset pydoc, say, or another --model"
+                "sample: choose --dataset pydoc, say, or another --model",
+                code="unsupported",
             )
         if "tokens" not in takes and tokens is not None:
-            raise FLError(f"--model {name} is made for images, and the data set is text: choose --model transformer")
+            raise FLError(
+                f"--model {name} is made for images, and the data set is text: choose --model transformer",
+                code="unsupported",
+            )
         if ":" in name and norm is not None:
-            raise FLError(f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model")
+            raise FLError(
+                f"--norm {norm}: {name} brings its own norm layers; leave --norm out, or take a zoo model",
+                code="unsupported",
+            )
         if stem is not None and "stem" not in takes:
-            raise FLError(f"--stem {stem}: {name} has one stem only; leave it out, or choose another model")
+            raise FLError(
+                f"--stem {stem}: {name} has one stem only; leave it out, or choose another model", code="unsupported"
+            )
         if dropout is not None and "dropout" not in takes:
-            raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
+            raise FLError(
+                f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model",
+                code="unsupported",
+            )
         if exits and "exits" not in takes:
             able = [one for one in zoo.names() if "exits" in zoo.Spec(one).architecture.defaults]
-            raise FLError(f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}")
+            raise FLError(
+                f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}",
+                code="unsupported",
+            )
         return kind(
             name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
             dropout=dropout, exits=exits or None,
@@ -88,7 +107,7 @@ def make_spec(
     except zoo.ZooError as error:
         known = ":" in name or name in zoo.names()
         more = "" if known else "; --model takes timm:NAME, torchvision:NAME and my_module:MyNet, too"
-        raise FLError(f"{error}{more}") from None
+        raise FLError(f"{error}{more}", code=error.code) from None
 
 
 def takes_text(name: str) -> bool:
@@ -126,9 +145,9 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
             _check_runs(spec, model)
         return cut(spec, model)
     except zoo.ZooError as error:
-        raise FLError(str(error)) from None
+        raise FLError(str(error), code=error.code) from None
     except SurgeryError as error:
-        raise FLError(f"{custom_model.said(spec.name)}: {error}") from None
+        raise FLError(f"{custom_model.said(spec.name)}: {error}", code=code_of(error)) from None
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
@@ -139,7 +158,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
     if spec.depth is not None:
         found = sections(model, example=spec.example(2))
         if not found:
-            raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
+            raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen", code="unsupported")
         depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
         model, _ = ungraft(model, keep=depth, example=spec.example(2))
     rate = spec.width[0]
@@ -163,7 +182,8 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{custom_model.said(spec.name)} is no plain classifier (it gives {what} in training): choose another model"
+            f"{custom_model.said(spec.name)} is no plain classifier (it gives {what} in training): choose another one",
+            code="unsupported",
         )
 
 
@@ -172,7 +192,8 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
     if isinstance(sample, dict) or len(sample) != 3:
         raise FLError(
             f"{custom_model.said(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model of "
-            "your own, as in fl.simulate(..., model=...) or --model my_module:MyNet"
+            "your own, as in fl.simulate(..., model=...) or --model my_module:MyNet",
+            code="unsupported",
         )
     if sample[1] != sample[2]:
         images = torch.zeros(2, *sample, device=next(model.parameters()).device)
@@ -189,5 +210,6 @@ def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) ->
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         shape = "x".join(map(str, images.shape[1:]))
         raise FLError(
-            f"{custom_model.said(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}"
+            f"{custom_model.said(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}",
+            code="unsupported",
         ) from None

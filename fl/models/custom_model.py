@@ -59,7 +59,10 @@ class CustomSpec(zoo.Spec):
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Copy the module, or call the function with torch's generator seeded from this one."""
         if self.width != (1.0,) or self.depth is not None:
-            raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
+            raise FLError(
+                f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",
+                code="unsupported",
+            )
         model = _fit(_built(self.name, self.source, generator), self.sample)
         return (classes_last(model, len(self.targets)) if self.dense else model).to(device)
 
@@ -267,11 +270,14 @@ def identity(spec: CustomSpec) -> dict[str, Any]:
 def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
     """Raise FLError unless this is the model that `identity` described."""
     if type(model).__qualname__ != known["class"]:
-        raise FLError(f"{where} holds a run of the model {known['class']}, and this is {type(model).__qualname__}")
+        raise FLError(
+            f"{where} holds a run of the model {known['class']}, and this is {type(model).__qualname__}", code="folder"
+        )
     if not has_structure(model, known["structure"]):
         raise FLError(
             f"{where} holds a run of another {known['class']}: its modules or their settings (sizes, strides, ...) "
-            "differ from this one's"
+            "differ from this one's",
+            code="folder",
         )
 
 
@@ -378,17 +384,20 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
             raise
         except (Exception, SystemExit) as error:
             what = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
-            raise FLError(f"{said(name)}{what}: {failed(error)}") from None
+            raise FLError(f"{said(name)}{what}: {failed(error)}", code="run") from None
     if not isinstance(model, nn.Module):
-        raise FLError(f"{said(name)} returns {kind(model)}: let it return an nn.Module")
+        raise FLError(f"{said(name)} returns {kind(model)}: let it return an nn.Module", code="run")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-        raise FLError(f"{said(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
+        raise FLError(
+            f"{said(name)} has lazy modules, whose sizes are unknown: call it on a batch first", code="unsupported"
+        )
     if odd := [place for place, p in model.named_parameters() if p.is_complex()]:
         raise FLError(
-            f"{said(name)} has complex parameters ({odd[0]}): hold their torch.view_as_real, which is trained"
+            f"{said(name)} has complex parameters ({odd[0]}): hold their torch.view_as_real, which is trained",
+            code="unsupported",
         )
     if not any(p.is_floating_point() for p in model.parameters()):
-        raise FLError(f"{said(name)}, a {type(model).__name__}, has no parameters to train")
+        raise FLError(f"{said(name)}, a {type(model).__name__}, has no parameters to train", code="unsupported")
     return model
 
 
@@ -410,7 +419,9 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             source = find_source(name)
             hint = source.hint(data) if source else table
-            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
+            raise FLError(
+                f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}", code="run"
+            ) from None
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
         if exits and training and isinstance(output, Tensor) and output.ndim > 1:
@@ -421,7 +432,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             found = list(output.shape) if isinstance(output, Tensor) else kind(output)
             raise FLError(
                 f"{said(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to give "
-                f"{wanted}{whole}"
+                f"{wanted}{whole}",
+                code="run",
             )
         if data.task == "regression":
             continue
@@ -429,7 +441,10 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
             raise FLError(
                 f"{said(name)} gives probabilities {mode} (they sum to 1), and the loss takes logits: "
-                "leave the Softmax at its end out"
+                "leave the Softmax at its end out",
+                code="run",
             )
         if type(output.grad_fn).__name__.startswith("Sigmoid"):
-            raise FLError(f"{said(name)} ends in a Sigmoid {mode}, and the loss takes logits: leave the Sigmoid out")
+            raise FLError(
+                f"{said(name)} ends in a Sigmoid {mode}, and the loss takes logits: leave the Sigmoid out", code="run"
+            )

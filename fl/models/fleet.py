@@ -104,7 +104,8 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
     except SurgeryError as error:
         raise FLError(
             f"{small.name} of width {brief(small.width)} and depth {brief(small.depth)} is no part of the global model "
-            f"of width {brief(spec.width)} and depth {brief(spec.depth)}: {error}"
+            f"of width {brief(spec.width)} and depth {brief(spec.depth)}: {error}",
+            code="mismatch",
         ) from None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import surgery
 import zoo
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.base.tensors import sha256_of
 from fl.models.create import create, cut
 from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
@@ -43,7 +43,8 @@ def check_init(init: str, model: str) -> None:
     if init in LIBRARIES and is_custom(model):
         raise FLError(
             f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "
-            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME"
+            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME",
+            code="unsupported",
         )
 
 
@@ -58,14 +59,16 @@ def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
             name = counterpart(init, spec)
             tensors = fetch(init, name).state_dict()
         except FLError as error:
-            raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
+            raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)", code=error.code) from None
         return tensors, f"{init}:{name}", sha256_of(tensors)
     try:
         tensors = weights.read(init)
     except zoo.ZooError as error:
-        raise FLError(f"--init {error}") from None
+        raise FLError(f"--init {error}", code=error.code) from None
     if any("/" in name for name in tensors):
-        raise FLError(f"--init {init} is a checkpoint: give the file that `python -m fl.export RUN FILE` makes of it")
+        raise FLError(
+            f"--init {init} is a checkpoint: give the file that `python -m fl.export RUN FILE` makes of it", code="file"
+        )
     with open(init, "rb") as file:
         return tensors, init, hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -101,9 +104,14 @@ class Start(NamedTuple):
         try:
             strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
         except RuntimeError as error:
-            raise FLError(f"the weights of {self.source} are of another model: {first_line(error)}") from None
+            raise FLError(
+                f"the weights of {self.source} are of another model: {first_line(error)}", code="mismatch"
+            ) from None
         if strange:
-            raise FLError(f"the weights of {self.source} are of another model: {said(spec.name)} has no {strange[0]}")
+            raise FLError(
+                f"the weights of {self.source} are of another model: {said(spec.name)} has no {strange[0]}",
+                code="mismatch",
+            )
         return model
 
 
@@ -141,7 +149,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
         "--stem cifar of 4x4, and --pad enlarges images"
     ) * patches
-    raise FLError(f"--init {source} does not fit {which}: {why}{hint}")
+    raise FLError(f"--init {source} does not fit {which}: {why}{hint}", code="mismatch")
 
 
 class _Misfit(Exception):
@@ -246,7 +254,9 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
             return cut(spec, model).state_dict()
         return plan_within(model, spec.build(torch.Generator()), stand="none").extract(surgery.state(model))
     except SurgeryError as error:
-        raise FLError(f"--init: the weights cannot be cut for {said(spec.name)}: {error}") from None
+        raise FLError(
+            f"--init: the weights cannot be cut for {said(spec.name)}: {error}", code=code_of(error)
+        ) from None
 
 
 def _foreign(spec: zoo.Spec) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 
 import surgery
 import zoo
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from surgery import SurgeryError
 from surgery.errors import first_line
 from surgery.libraries import check_named
@@ -49,7 +49,10 @@ class LibrarySpec(zoo.Spec):
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Make the full model, with torch's generator seeded from this one."""
         if self.width != (1.0,) or self.depth is not None:
-            raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
+            raise FLError(
+                f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",
+                code="unsupported",
+            )
         if self.dropout:
             raise FLError(f"{self.name}: dropout 0 switches all dropout off, and None keeps what the library sets")
         with seeded(generator), torch.device("meta" if torch.device(device).type == "meta" else "cpu"):
@@ -57,7 +60,7 @@ class LibrarySpec(zoo.Spec):
                 model = self._named()
             except SurgeryError as error:
                 size, why = f"{self.image_size}x{self.image_size}", first_line(error.__cause__ or error)
-                raise FLError(f"{self.name} cannot be built for images of {size}: {why}") from error
+                raise FLError(f"{self.name} cannot be built for images of {size}: {why}", code="unsupported") from error
             if self.name.startswith("torchvision:") and self.in_channels != 3:
                 self._take_grey(model)
         if self.dropout == 0:
@@ -80,7 +83,9 @@ class LibrarySpec(zoo.Spec):
         """Sum the first layer over colours: to a grey image it does what it did to three equal channels."""
         first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
         if self.in_channels != 1 or first is None or first.in_channels != 3 or first.groups != 1:
-            raise FLError(f"{self.name} takes 3 channels, not {self.in_channels}: choose a timm model")
+            raise FLError(
+                f"{self.name} takes 3 channels, not {self.in_channels}: choose a timm model", code="unsupported"
+            )
         first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
         first.in_channels = 1
 
@@ -106,20 +111,20 @@ def _defaults(name: str) -> dict[str, Any]:
     try:
         library, model = check_named(name)
     except SurgeryError as error:
-        raise FLError(str(error)) from None
+        raise FLError(str(error), code=code_of(error)) from None
     classes, channels, side = 1000, 3, 299 if name == "torchvision:inception_v3" else 224
     if library == "torchvision":
         from torchvision import models
 
         if model not in models.list_models(module=models):  # those for detection, video, ... are in modules below
-            raise FLError(f"{name} is no image classifier: choose another model")
+            raise FLError(f"{name} is no image classifier: choose another model", code="unsupported")
     else:
         import timm
 
         try:
             config = timm.get_pretrained_cfg(model)
         except RuntimeError as error:  # an unknown tag
-            raise FLError(f"timm has no model {model!r}: {error}") from None
+            raise FLError(f"timm has no model {model!r}: {error}", code="name") from None
         if config:
             classes, channels, side = config.num_classes or 1000, config.input_size[0], config.input_size[-1]
     return {"num_classes": classes, "in_channels": channels, "image_size": side, "dropout": None}
@@ -167,7 +172,8 @@ def counterpart(library: str, spec: zoo.Spec) -> str:
         which = spec.name + (" without norms" if plain else "")
         raise FLError(
             f"{library} publishes no weights for {which}; it does for {', '.join(known)} and {library}:NAME. Choose "
-            "one of them, or give a file"
+            "one of them, or give a file",
+            code="name",
         )
     return known[spec.name]
 
@@ -182,7 +188,7 @@ def fetch(library: str, name: str) -> nn.Module:
     """
     address = _address(library, name)
     if address is None:
-        raise FLError(f"{library} publishes no weights for {name}: choose another model, or give a file")
+        raise FLError(f"{library} publishes no weights for {name}: choose another model, or give a file", code="name")
     try:
         if library == "torchvision":
             return surgery.libraries.named(f"{library}:{name}", weights="DEFAULT")
@@ -192,7 +198,8 @@ def fetch(library: str, name: str) -> nn.Module:
         raise FLError(
             f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
             f"{address} ({first_line(error)}). Without a network, save the model's state_dict() to a file on a machine "
-            "that has one, and give that file"
+            "that has one, and give that file",
+            code="file",
         ) from error
 
 

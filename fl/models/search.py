@@ -62,7 +62,9 @@ class Space:
         if not self.widths:
             raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
         if self.mixed and self.base.architecture.depth is None:
-            raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
+            raise FLError(
+                f"{self.base.name} has one width for all sections: leave --architectures.mixed out", code="unsupported"
+            )
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
                 way = "each section chooses one" if self.mixed else "--architectures.mixed lets sections differ"
@@ -71,7 +73,7 @@ class Space:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
         except ZooError as error:
-            raise FLError(f"no such candidate: {error}") from None
+            raise FLError(f"no such candidate: {error}", code=error.code) from None
         object.__setattr__(self, "widths", tuple(widths.values()))
         object.__setattr__(self, "depths", tuple(depths.values() if self.mixed else depths))
 
@@ -293,7 +295,7 @@ def size(spec: Spec, unit: Unit) -> int:
             return getattr(spec.count(), unit)
         model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")
     except ZooError as error:
-        raise FLError(str(error)) from None
+        raise FLError(str(error), code=error.code) from None
     if unit == "bytes":
         return sum(4 * tensor.numel() for tensor in surgery.state(model).values() if tensor.is_floating_point())
     if unit == "parameters":
@@ -327,7 +329,8 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
             values = f"{getattr(first, names[0])!r} and {getattr(spec, names[0])!r}"
             raise FLError(
                 f"models that differ in {names[0]} ({values}) have no common global model: only width and "
-                "depth may differ"
+                "depth may differ",
+                code="mismatch",
             )
     width = tuple(map(pick, zip(*(spec.width for spec in specs))))
     depths = list(dict.fromkeys(spec.depth for spec in specs))

@@ -64,7 +64,10 @@ def zico(
     once = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
     weights = [weight for weight in once.values() if weight.requires_grad]
     if not weights:
-        raise FLError(f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it")
+        raise FLError(
+            f"{type(model).__name__} has no linear or convolutional layer to train: ZiCo cannot score it",
+            code="unsupported",
+        )
 
     def call(params: State, x: Tensor) -> Tensor:
         return functional_call(model, params, (x,))
@@ -88,5 +91,7 @@ def zico(
         sums.append(torch.where(squares == 0, 0, ratios).sum(dtype=widest(ratios.device)))
     counted = [value for value in torch.stack(sums).tolist() if value != 0]
     if not counted:
-        raise FLError("ZiCo finds no layer whose gradient differs between the batches: give other samples in each")
+        raise FLError(
+            "ZiCo finds no layer whose gradient differs between the batches: give other samples in each", code="data"
+        )
     return sum(map(math.log, counted))

@@ -74,7 +74,7 @@ def imported(path: str) -> Kind:
     try:
         return _checked(found)
     except FLError as wrong:
-        raise FLError(f"--partition {path} {wrong}") from None
+        raise FLError(f"--partition {path} {wrong}", code=wrong.code) from None
 
 
 def deal(
@@ -119,12 +119,14 @@ def deal(
     settings = replace(chosen.options, **options) if options else chosen.options
     dealt = chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
     if not isinstance(dealt, Partition):
-        raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition")
+        raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition", code="run")
     parts = Parts.of(dealt.parts)
     strange = parts.samples[(parts.samples < 0) | (parts.samples >= len(labels))]
     if len(parts) != clients or len(strange):
         wrong = f"sample {strange[0]}" if len(strange) else f"{len(parts)} parts"
-        raise FLError(f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients")
+        raise FLError(
+            f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients", code="run"
+        )
     return dealt._replace(parts=parts)
 
 
@@ -133,7 +135,7 @@ def check_text_kind(kind: str, why: str = "text has none") -> None:
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
         own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
-        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}")
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}", code="unsupported")
 
 
 def overview() -> str:

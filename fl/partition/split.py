@@ -162,7 +162,9 @@ def check_all_have(parts: Parts, names: Sequence[str], what: str, way: str) -> N
     if len(lack := (parts.sizes == 0).nonzero()[:, 0].tolist()):
         called = [names[client] if names else f"client {client}" for client in lack]
         some = ", ".join(called[:5]) + f" and {len(lack) - 5} more" * (len(lack) > 5)
-        raise FLError(f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}")
+        raise FLError(
+            f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}", code="data"
+        )
 
 
 def _enough(valid: float, test: float) -> int:

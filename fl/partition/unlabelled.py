@@ -45,7 +45,8 @@ def natural(task: Task, options: None = None) -> Partition:
     if task.owners is None:
         raise FLError(
             "--partition natural needs data whose samples have owners, such as femnist, pydoc or shakespeare: choose "
-            "another"
+            "another",
+            code="unsupported",
         )
     _, places, sizes = np.unique(task.owners.cpu().numpy(), return_inverse=True, return_counts=True)
     able = np.flatnonzero(sizes >= max(1, task.minimum))

@@ -67,7 +67,9 @@ def build(
     config.check()
     for name in () if transport.has_data else config.extensions:
         if EXTENSIONS[name].simulated:
-            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
+            raise FLError(
+                f"--{name} is for simulated clients, and these are on other machines: leave it out", code="unsupported"
+            )
     device, rng = pick_device(config.execution.device), Rng(config.seed)
     dataset, local, splits, truth = _dealt(config, dataset, rng, device, transport)
 
@@ -108,9 +110,11 @@ def build(
     for name, one in zip(config.extensions, extensions):
         fed = one.federation(fed, config, rng) if one.federation else fed
         if not isinstance(fed, Federation):
-            raise FLError(f"the extension {name} made no federation: {fed!r}")
+            raise FLError(f"the extension {name} made no federation: {fed!r}", code="run")
     if fed.training and not transport.has_data:
-        raise FLError("clients on other machines train by themselves: leave extensions that wrap training out")
+        raise FLError(
+            "clients on other machines train by themselves: leave extensions that wrap training out", code="unsupported"
+        )
     if device.type == "cpu":
         _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed, rng)
@@ -132,7 +136,10 @@ def _dealt(
         )
     if transport.splits is not None:
         if config.data.test_sites:
-            raise FLError("--test-sites is for simulated clients, and these are on other machines: leave it out")
+            raise FLError(
+                "--test-sites is for simulated clients, and these are on other machines: leave it out",
+                code="unsupported",
+            )
         dataset, local = training(config, dataset)
         return dataset.to(device, config.execution.data_on), local, transport.splits, None
     parts, truth = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
@@ -173,7 +180,7 @@ def _own_fleet(
     change = model_change(config.extensions)
     if config.model.init or change:
         flag = f"--{change[0]}" if change else "--init"
-        raise FLError(f"{flag} is for one model, and these are several: leave it out")
+        raise FLError(f"{flag} is for one model, and these are several: leave it out", code="unsupported")
     kinds = [Architecture(net, None, spec)]
     for source in own[1:]:
         its = model_spec(config, dataset, source)
@@ -248,9 +255,12 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
         within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):
-            raise FLError(f"the extension {name} made no algorithm of the method: {algorithm!r}")
+            raise FLError(f"the extension {name} made no algorithm of the method: {algorithm!r}", code="run")
         if algorithm.client is not within.client and not fed.transport.has_data:
-            raise FLError(f"--{name} changes what clients do, and those on other machines know nothing of it: drop it")
+            raise FLError(
+                f"--{name} changes what clients do, and those on other machines know nothing of it: drop it",
+                code="unsupported",
+            )
     return algorithm
 
 
@@ -259,18 +269,27 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
     local, execution, name = config.local, config.execution, config.model.name
     augment = Augment(local.crop, local.flip)
     if execution.channels_last and not dataset.images:
-        raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
+        raise FLError(
+            "--channels-last is a layout of images, and the samples are none: leave it out", code="unsupported"
+        )
     if source := find_source(name):
         dataset = source.fitted(dataset, config)
     if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
-            raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
+            raise FLError(
+                "--model transformer_masked is made for text, and the data set is none: choose another model",
+                code="unsupported",
+            )
         if dataset.on_host:
             raise FLError(
-                "--model transformer_masked makes a copy of all tokens, which are kept on the host: use another"
+                "--model transformer_masked makes a copy of all tokens, which are kept on the host: use another",
+                code="unsupported",
             )
         if dataset.unscored:
-            raise FLError("--model transformer_masked names hidden tokens anywhere, and of these data some count alone")
+            raise FLError(
+                "--model transformer_masked names hidden tokens anywhere, and of these data some count alone",
+                code="unsupported",
+            )
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     return dataset, LocalTraining(
@@ -308,7 +327,8 @@ def _specs(
     if not (transport.has_data or chosen) and config.model.architectures.choose == "zico":
         raise FLError(
             "--architectures.choose zico looks at clients' data, which lie on other machines here: give each node a "
-            "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"
+            "width, a depth or a budget, or --architectures.choose cycle, random, budget or given",
+            code="unsupported",
         )
     chosen = chosen or choose(
         config.model.architectures, base, dataset, clients, config.local.batch_size, rng, take_largest
@@ -331,11 +351,12 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
                 config.model.name, source, dataset, config.model.width, config.model.depth or None
             )
         except ZooError as error:
-            raise FLError(str(error)) from None
+            raise FLError(str(error), code=error.code) from None
     if dataset.dense:
         raise FLError(
             f"--model {config.model.name} gives a class for an image, and the data have one for each pixel: give a "
-            "model of your own, such as a U-Net, that gives [N, classes, H, W]"
+            "model of your own, such as a U-Net, that gives [N, classes, H, W]",
+            code="unsupported",
         )
     if dataset.text:
         return replace(config.model.spec(config.data, dataset.classes, text=True), tokens=dataset.x.shape[1])
@@ -358,5 +379,7 @@ def pick_device(name: str) -> torch.device:
             raise RuntimeError("torch finds no GPU of Apple's here")
         torch.ones(1, device=device).add(1).item()  # it is there, has memory left, and this torch computes on it
     except (RuntimeError, AssertionError) as error:
-        raise FLError(f"device {name!r} cannot be used: {first_line(error)}; choose another, or --device cpu") from None
+        raise FLError(
+            f"device {name!r} cannot be used: {first_line(error)}; choose another, or --device cpu", code="unsupported"
+        ) from None
     return device

@@ -65,7 +65,10 @@ def save(
         given: which data and model of a user's own the run needs, see `custom_inputs`.
     """
     if taken := {_STATISTICS, _BEST} & server.keys():
-        raise FLError(f"a server has no part called {taken.pop()!r}: that is a name of what checkpoints keep beside it")
+        raise FLError(
+            f"a server has no part called {taken.pop()!r}: that is a name of what checkpoints keep beside it",
+            code="name",
+        )
     parts = flatten({**server, _STATISTICS: statistics})
     if best:
         parts |= flatten({_BEST: flatten(best.parts)})
@@ -95,15 +98,17 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     other = f"{folder / FILE} holds another model"
     for name, now in json.loads(json.dumps(dataclasses.asdict(spec))).items():
         if (was := header["model"].get(name)) != now:
-            raise FLError(f"{other}: {name} was {was}, the settings now mean {now}; start a new run")
+            raise FLError(f"{other}: {name} was {was}, the settings now mean {now}; start a new run", code="folder")
     expected, found = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
     try:
         check_same(expected, found, "this run", "the checkpoint")
     except SurgeryError as error:
-        raise FLError(f"{other}: {error}") from None
+        raise FLError(f"{other}: {error}", code="folder") from None
     for name, tensor in expected.items():
         if (was := found[name].dtype) != tensor.dtype:
-            raise FLError(f"{other}: {name} is {was} there, and {tensor.dtype} in this run; start a new run")
+            raise FLError(
+                f"{other}: {name} is {was} there, and {tensor.dtype} in this run; start a new run", code="folder"
+            )
     server = {part: {name: parts[part][name].to(now) for name, now in state.items()} for part, state in like.items()}
     return server, header["round"]
 
@@ -123,7 +128,9 @@ def read_model(folder: Path, model: Model | None = None, *, best: bool = False) 
     """
     spec, parts = read_parts(folder, model, best=best)
     if "global" not in parts:
-        raise FLError(f"{folder / FILE} holds no global model: put back a copy of the file, or train again")
+        raise FLError(
+            f"{folder / FILE} holds no global model: put back a copy of the file, or train again", code="file"
+        )
     return spec, parts["global"] | parts.get(_STATISTICS, {})
 
 
@@ -134,7 +141,8 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
         return spec_of(folder, header["model"], header["given"].get("model"), model), parts
     except (zoo.ZooError, TypeError) as error:
         raise FLError(
-            f"{folder / FILE} holds a model that this version does not have ({error}): use the version that trained it"
+            f"{folder / FILE} holds a model that this version does not have ({error}): use the version that trained it",
+            code="file",
         ) from None
 
 
@@ -152,7 +160,9 @@ def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, 
     for known in (given["model"], *given["models"]):
         with suppress(FLError):
             return spec_of(folder, header["model"], known, model), parts
-    raise FLError(f"{folder} holds a run of other architectures than this {type(model).__name__}: give one of them")
+    raise FLError(
+        f"{folder} holds a run of other architectures than this {type(model).__name__}: give one of them", code="folder"
+    )
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -183,7 +193,9 @@ def _own_models(fed: Federation) -> list[Architecture]:
 def check_base(folder: Path, model: nn.Module) -> None:
     """Raise FLError unless a model has the constants that a run folder's has."""
     if read_header(folder)["given"].get("base") != digest(model):
-        raise FLError(f"{folder} holds a run beside other weights: give the model or the --init that it began with")
+        raise FLError(
+            f"{folder} holds a run beside other weights: give the model or the --init that it began with", code="folder"
+        )
 
 
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
@@ -197,7 +209,7 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         which = (
             "a data set by name" if before is None else "data of your own, with " + " ".join(next(iter(before.items())))
         )
-        raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run")
+        raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run", code="folder")
     for part in (*before, *data_now) if before else ():
         if (was := before.get(part)) != (is_now := data_now.get(part)):
             how = (
@@ -205,15 +217,18 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
                 if part == "sha256"
                 else f"{part} was {was}, and is {is_now}"
             )
-            raise FLError(f"{folder} holds a run on other data: {how}")
+            raise FLError(f"{folder} holds a run on other data: {how}", code="folder")
     if (model is None) != (now["model"] is None):
         which = "a model by name" if model is None else f"the model {model['class']}, given"
-        raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
+        raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run", code="folder")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
     own, before = _own_models(fed), known.get("models", [])
     if len(own) != len(before):
-        raise FLError(f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same")
+        raise FLError(
+            f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same",
+            code="folder",
+        )
     for kind, was in zip(own, before):
         custom_model.check_same(kind.spec.full(), was, str(folder))
     check_base(folder, fed.model)

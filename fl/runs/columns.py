@@ -105,7 +105,10 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     for name in methods:
         of_method = ALGORITHMS[name].columns
         if taken := [column for column in of_method if column in _FIRST or column in _LAST]:
-            raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
+            raise FLError(
+                f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name",
+                code="name",
+            )
         mine |= {key: Column(column) if isinstance(column, type) else column for key, column in of_method.items()}
     return _FIRST | mine | _LAST | {name: _asked_column(name) for name in asked if name not in mine}
 

@@ -215,7 +215,10 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     if not cohort.clients:
         return {}
     if fed.data.task != "classification":
-        raise FLError(f"--eval-client-models-every counts right classes, and the data are for {fed.data.task}: use 0")
+        raise FLError(
+            f"--eval-client-models-every counts right classes, and the data are for {fed.data.task}: use 0",
+            code="unsupported",
+        )
     text, states, reported = fed.data.text, per_client(cohort.states), fed.reported_classes(cohort.clients)
 
     def sums(row: int) -> Tensor:

@@ -102,7 +102,7 @@ def export_model(
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
-        raise FLError(f"{path} exists already: give another file")
+        raise FLError(f"{path} exists already: give another file", code="file")
     found.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
     return path
 
@@ -118,7 +118,7 @@ def _format_of(path: Path, asked: str | None) -> Format:
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
         raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
     if not path.parent.is_dir():
-        raise FLError(f"{path}: there is no folder {path.parent}")
+        raise FLError(f"{path}: there is no folder {path.parent}", code="file")
     return formats[kind]
 
 
@@ -156,7 +156,8 @@ def client_model(
         if not deployed and (lacking := [part for part, state in server.items() if state and part not in parts]):
             raise FLError(
                 f"{folder} has stored the deployed model of its best round, and not {', '.join(lacking)}, which its "
-                "clients predict with: leave --best or --client out"
+                "clients predict with: leave --best or --client out",
+                code="folder",
             )
         server = {part: parts.get(part, {}) for part in server}
     return client_module(fed, run.algorithm, server, client)
@@ -173,7 +174,8 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
     if len(used) != 1:
         raise FLError(
             f"client {client} predicts with {len(used)} models, whose logits are added up: use "
-            "fl.Pathways.load(folder), or take the deployed model"
+            "fl.Pathways.load(folder), or take the deployed model",
+            code="unsupported",
         )
     k = int(used[0].used[client])
     return module_with(fed, used[0].state(k), None if used[0].modules is None else used[0].modules[k])

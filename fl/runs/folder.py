@@ -51,7 +51,8 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
         if (folder / "summary.json").exists() or (done and done > Config.read(folder).evaluation.checkpoint_every):
             raise FLError(
                 f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
-                "under another --name"
+                "under another --name",
+                code="file",
             )
         return algorithm.init(), 0
     server, done = checkpoint.restore(folder, algorithm.init(), spec)
@@ -81,7 +82,8 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
                 flag = {"seed": "seeds"}.get(flag, flag)
                 raise FLError(
                     f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
-                    f"{folder / 'config.yaml'}, or start a new run"
+                    f"{folder / 'config.yaml'}, or start a new run",
+                    code="folder",
                 )
         if table:
             metrics.check_rows(folder / metrics.FILE, header["round"], header["rows"])
@@ -158,7 +160,8 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
         if config.model.init and (folder / checkpoint.FILE).exists():
             raise FLError(
                 f"{path} is gone, which has the weights of --init {config.model.init} that the run began with: put it "
-                "back, or start a new run under another --name"
+                "back, or start a new run under another --name",
+                code="file",
             )
         return None
     taken, said = tensors.read(path, _FORMAT)
@@ -168,7 +171,8 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
         now = f"--init {init}" if init else "no --init"
         raise FLError(
             f"{folder} holds a run that began with --init {start.source}, and now the settings say {now}: put "
-            f"{start.source} back into {folder / 'config.yaml'}, or start a new run"
+            f"{start.source} back into {folder / 'config.yaml'}, or start a new run",
+            code="folder",
         )
     return start
 
@@ -217,7 +221,8 @@ def save_architectures(fed: Federation, folder: Path) -> None:
         raise FLError(
             f"{path} gives the clients other architectures than the settings do now: restore the content of "
             "--architectures.file (or, if malicious clients took the largest model when the run began, write "
-            "`architecture: largest` under `attack:` in its config.yaml), or start a new run"
+            "`architecture: largest` under `attack:` in its config.yaml), or start a new run",
+            code="folder",
         )
 
 
@@ -268,7 +273,7 @@ def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = Fa
         with stored.in_folder(folder, resume=False) as text:
             names = ", ".join(stored.missing(text))
         why = f"it was made with {names}, which is not installed here; " if names else ""
-        raise FLError(f"{folder} holds another model: {why}{' '.join(str(error).split())}") from None
+        raise FLError(f"{folder} holds another model: {why}{' '.join(str(error).split())}", code="folder") from None
     return as_given(net)
 
 
@@ -284,7 +289,9 @@ def is_last_best(folder: Path) -> bool:
         why = "none was evaluated before its checkpoint"
         if metrics.evaluated(rows):
             why = f"{metrics.judged_by(rows, Config.read(folder).evaluation.best_by)} was nan in every evaluation"
-        raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one")
+        raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one", code="folder")
     if best["round"] not in (header["round"], header["best"]):
-        raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
+        raise FLError(
+            f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best", code="folder"
+        )
     return best["round"] == header["round"]

@@ -34,7 +34,7 @@ def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
     empty one is taken: that is what a process leaves that was killed before it had written its settings.
     """
     if resume and not folder.is_dir():
-        raise FLError(f"{folder} is not a run folder, so nothing can be resumed there")
+        raise FLError(f"{folder} is not a run folder, so nothing can be resumed there", code="folder")
     made = [] if resume else _make(folder)
     try:
         with folder_lock(folder):
@@ -60,11 +60,12 @@ def _check_unused(folder: Path) -> None:
     if (folder / SETTINGS).exists():
         if in_command():
             resume = f"{program('run')} --resume {shlex.quote(str(folder))}"
-            raise FLError(f"{folder} exists already: choose another --name, or go on with `{resume}`")
-        raise FLError(f"{folder} exists already: choose another folder, or go on with resume=True")
+            raise FLError(f"{folder} exists already: choose another --name, or go on with `{resume}`", code="folder")
+        raise FLError(f"{folder} exists already: choose another folder, or go on with resume=True", code="folder")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
-        "--name, or move away what is in it"
+        "--name, or move away what is in it",
+        code="folder",
     )
 
 
@@ -77,7 +78,7 @@ def _make(folder: Path) -> list[Path]:
     except FLError:
         raise
     except (OSError, ValueError) as error:
-        raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}") from None
+        raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}", code="file") from None
     return made
 
 
@@ -132,7 +133,7 @@ def _lock(handle: int, folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
-        raise FLError(f"{folder} is in use by {owner}: wait until it has ended, or stop it") from None
+        raise FLError(f"{folder} is in use by {owner}: wait until it has ended, or stop it", code="folder") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

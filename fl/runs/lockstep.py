@@ -44,7 +44,7 @@ def check_ranks_agree(run: RunState) -> None:
             its, mine = (written(word.get(name)) for word in (other, first))
             if its != mine:
                 reason = f"rank {rank} has {name} {its}, and rank 0 has {mine}"
-                raise FLError(f"{reason}: start all ranks with the same command on the same data")
+                raise FLError(f"{reason}: start all ranks with the same command on the same data", code="peers")
 
 
 def sync_server(run: RunState) -> dict | None:

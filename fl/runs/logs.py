@@ -66,7 +66,9 @@ def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
             settings=wandb.Settings(console="off"),
         )
     except wandb.Error as error:
-        raise FLError(f"--log wandb: {first_line(error)}; `wandb login`, or set WANDB_MODE=offline") from None
+        raise FLError(
+            f"--log wandb: {first_line(error)}; `wandb login`, or set WANDB_MODE=offline", code="missing"
+        ) from None
     with log:
 
         def tell(row: Row) -> None:
@@ -90,7 +92,10 @@ def require(names: Sequence[str]) -> None:
     for package in names:
         found = find_spec(package)
         if found is None or found.origin is None:  # without an origin it is just a folder of that name
-            raise FLError(f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'")
+            raise FLError(
+                f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'",
+                code="missing",
+            )
 
 
 @contextmanager

@@ -54,7 +54,8 @@ class Metrics:
         if strange := [name for name in row if name not in self.kinds]:
             raise FLError(
                 f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
-                f"Method(..., columns={{{strange[0]!r}: float}})"
+                f"Method(..., columns={{{strange[0]!r}: float}})",
+                code="run",
             )
         row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
@@ -89,7 +90,8 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
     rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
     if strange := [name for row in rows for name in row if name not in due]:
         raise FLError(
-            f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run left"
+            f"{path} has a column {strange[0]!r}, which is no metric of this run: put back the table that the run left",
+            code="file",
         )
     return rows
 
@@ -128,7 +130,9 @@ class ClientTable:
         if [(row["round"], row.get("client"), row.get("owner")) for row in kept] != wanted or any(
             [*row] != columns for row in kept[:1]
         ):
-            raise FLError(f"{self.path} does not hold the clients of all evaluated rounds: put the table back")
+            raise FLError(
+                f"{self.path} does not hold the clients of all evaluated rounds: put the table back", code="file"
+            )
         write_csv(self.path, columns, ([*row.values()] for row in kept))
 
     def add(self, number: int, scores: Scores) -> None:
@@ -170,13 +174,16 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
     """
     rows = [row for row in _rows(path) if row["round"] <= done] if path.exists() else []
     if [row["round"] for row in rows] != list(range(1, done + 1)):
-        raise FLError(f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back")
+        raise FLError(
+            f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back", code="file"
+        )
     for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
         pairs = [*zip(found.split(" "), expected.split(" "))]
         if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
                 f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "
-                "checkpoint was written; put back the table, or start a new run under another --name"
+                "checkpoint was written; put back the table, or start a new run under another --name",
+                code="file",
             )
     return rows
 
@@ -252,7 +259,8 @@ def read(path: Path) -> list[Row]:
         if number <= before:
             raise FLError(
                 f"{path} has round {number} {'twice' if rounds.count(number) > 1 else 'out of order'}, as if two "
-                "processes had written it, so its numbers are not those of one run: train again"
+                "processes had written it, so its numbers are not those of one run: train again",
+                code="file",
             )
     return rows
 
@@ -287,4 +295,4 @@ def _rows(path: Path) -> list[Row]:
     except FLError:
         raise
     except (KeyError, ValueError, TypeError, OverflowError, csv.Error):
-        raise FLError(f"{path} cannot be read: it is not a table of rounds") from None
+        raise FLError(f"{path} cannot be read: it is not a table of rounds", code="file") from None

@@ -82,4 +82,4 @@ def opened(
         if not (folder / SETTINGS).exists():
             raise
         way = f"then go on with --resume {folder}, which loses no round of its checkpoint"
-        raise FLError(f"{error}; {way}") from None
+        raise FLError(f"{error}; {way}", code=error.code) from None

@@ -78,17 +78,21 @@ class Pathways:
             epsilon: the least gain of a level.
         """
         if self.kinds == ("personal",):
-            raise FLError("a new client can be given no model: all models are personal")
+            raise FLError("a new client can be given no model: all models are personal", code="unsupported")
         count = len(leaves(x)[0])
         if not count or count != len(y):
-            raise FLError(f"{count} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
+            raise FLError(
+                f"{count} samples, {len(y)} labels: a new client is judged by one labelled sample or more", code="data"
+            )
         if self.spec.tokens is None and isinstance(x, Tensor) and not x.is_floating_point():
-            raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
+            raise FLError(
+                f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them", code="data"
+            )
         if y.is_floating_point():
-            raise FLError("the labels are floats: a new client is judged by classes, whole numbers")
+            raise FLError("the labels are floats: a new client is judged by classes, whole numbers", code="data")
         low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
         if classes and not 0 <= low <= high < classes:
-            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")
+            raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}", code="data")
         total, used, best, chosen = torch.zeros(()), 0, 0.0, []
         for at, (kind, level) in enumerate(zip(self.kinds, self.levels)):
             known = [] if kind == "personal" else level.used[level.used >= 0].unique().tolist()
@@ -135,11 +139,18 @@ class Pathways:
         config = Config.read(path)
         name, known = config.method.name, {n: method for n, method in ALGORITHMS.items() if method.pathways}
         if name not in known:
-            raise FLError(f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
+            raise FLError(
+                f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}",
+                code="unsupported",
+            )
         if change := model_change(config.extensions):
-            raise FLError(f"{path}: with --{change[0]} levels are no whole models: use fl.load_model")
+            raise FLError(
+                f"{path}: with --{change[0]} levels are no whole models: use fl.load_model", code="unsupported"
+            )
         if config.model.norm == "static_batch" or config.model.name == "transformer_masked":
-            raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
+            raise FLError(
+                f"{path}: for a model with static batch norms, or of masked text, use fl.load_model", code="unsupported"
+            )
         spec, server = checkpoint.read_parts(path, model=model)
         kinds, used = known[name].pathways(config.method.options, server)
         return cls(spec, kinds, used.levels, used.mean)

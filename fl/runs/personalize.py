@@ -151,18 +151,23 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
         raise FLError("the data do not say which sample is whose: give owners=, a name or a number for each sample")
     if data.task == "classification" and not data.text:
         if data.classes > spec.num_classes:
-            raise FLError(f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}")
+            raise FLError(
+                f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}", code="mismatch"
+            )
         data = replace(data, classes=spec.num_classes)  # new clients may have only some of them
     data = data.padded(config.data.pad)
     now = model_spec(config, data, model) if not isinstance(spec, CustomSpec) else spec
     for field in ("num_classes", "in_channels", "image_size", "tokens"):
         if (wanted := getattr(spec, field)) != (given := getattr(now, field)):
-            raise FLError(f"the new clients' samples are not like the run's: {field} is {given}, and was {wanted}")
+            raise FLError(
+                f"the new clients' samples are not like the run's: {field} is {given}, and was {wanted}",
+                code="mismatch",
+            )
     if isinstance(spec, CustomSpec):
         shapes = [map_inputs(lambda one: list(one.shape), one) for one in (spec.sample, data.example(1))]
         wanted, given = shapes[0], map_inputs(lambda shape: shape[1:], shapes[1])
         if given != wanted:
-            raise FLError(f"the new clients' samples are of shape {given}, and the run's of {wanted}")
+            raise FLError(f"the new clients' samples are of shape {given}, and the run's of {wanted}", code="mismatch")
     return data
 
 
@@ -174,15 +179,22 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
         if not 0 < held_out < 1:
             raise FLError(f"held_out={held_out}: give a share between 0 and 1, or data with test_owners=")
         if lone := [int(owner) for owner, part in zip(owners, parts) if len(part) < 2]:
-            raise FLError(f"{_name(data, lone[0])} has one sample: new clients need one to train on and one to test on")
+            raise FLError(
+                f"{_name(data, lone[0])} has one sample: new clients need one to train on and one to test on",
+                code="data",
+            )
         return data, hold_out(parts, 0.0, held_out, rng.numpy("hold-out"))
     if lone := sorted({*owners.tolist()} ^ {*data.test_owners.unique().tolist()}):
         raise FLError(
             f"{_name(data, lone[0])} owns training samples or test samples alone: give each new client both, or leave "
-            "test_owners= out, to hold some of its samples out"
+            "test_owners= out, to hold some of its samples out",
+            code="data",
         )
     if data.on_host:
-        raise FLError("data in memory-mapped files cannot have test_owners= here: leave it out, to hold samples out")
+        raise FLError(
+            "data in memory-mapped files cannot have test_owners= here: leave it out, to hold samples out",
+            code="unsupported",
+        )
     whole, n = data.pooled(), len(data.y)
     train, test = ([(own == owner).nonzero().flatten() for owner in owners] for own in (data.owners, data.test_owners))
     return whole, Splits.of([Split(a, a[:0], b + n) for a, b in zip(train, test)])

@@ -183,7 +183,8 @@ class Run:
         """Do and yield the remaining rounds. Closing this generator, at any point, closes the run."""
         if is_one_of_several() and not is_joined():
             raise FLError(
-                "fl.Run is for one process: under torchrun use fl.simulate, and its argument on_round to see each round"
+                "fl.Run is for one process: under torchrun use fl.simulate, with its argument on_round to see rounds",
+                code="unsupported",
             )
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
         with opened(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
@@ -242,7 +243,9 @@ def simulate(
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
         if not transport.has_data and ranks.size > 1:
-            raise FLError("clients train on other machines: start one process here, without torchrun")
+            raise FLError(
+                "clients train on other machines: start one process here, without torchrun", code="unsupported"
+            )
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
         with Run(config, folder, resume, dataset, model, transport) as run:

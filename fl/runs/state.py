@@ -249,4 +249,7 @@ def check_best_by(config: Config, fed: Federation) -> None:
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
     able = [*asked, *(name for name in known if name in measured)]
     if config.evaluation.best_by not in ("auto", *able):
-        raise FLError(f"--best-by {config.evaluation.best_by} is not measured by this run: there are {', '.join(able)}")
+        raise FLError(
+            f"--best-by {config.evaluation.best_by} is not measured by this run: there are {', '.join(able)}",
+            code="name",
+        )

@@ -83,7 +83,7 @@ class Keys:
         try:
             box = self._box(public)
         except nacl.exceptions.CryptoError:
-            raise FLError(f"{name(message.recipient)} gave a public key that is none") from None
+            raise FLError(f"{name(message.recipient)} gave a public key that is none", code="peers") from None
         return message.sender.to_bytes(4, "big") + box.encrypt(_HEADER.pack(*message[:-1]) + message.body)
 
     def unlock(self, frame: bytes, publics: dict[int, bytes], recipient: int) -> Message:
@@ -95,7 +95,9 @@ class Keys:
 
         sender = int.from_bytes(frame[:4], "big")
         if sender not in publics:
-            raise FLError(f"a message to {name(recipient)} is in the name of {name(sender)}, who takes no part")
+            raise FLError(
+                f"a message to {name(recipient)} is in the name of {name(sender)}, who takes no part", code="peers"
+            )
         try:
             plain = self._box(publics[sender]).decrypt(frame[4:])
             message = Message(*_HEADER.unpack_from(plain), plain[_HEADER.size :])
@@ -128,7 +130,7 @@ def refused(sender: int, recipient: int, what: str) -> FLError:
     >>> print(refused(7, SERVER, "was sent before"))
     a message from client 7 to the server was sent before
     """
-    return FLError(f"a message from {name(sender)} to {name(recipient)} {what}")
+    return FLError(f"a message from {name(sender)} to {name(recipient)} {what}", code="peers")
 
 
 def name(address: int) -> str:

@@ -77,7 +77,7 @@ class Client:
                 not ask for.
         """
         if self.finished or phase not in (1, self.phase + 1):
-            raise FLError(f"client {self.address} was asked for phase {phase} after phase {self.phase}")
+            raise FLError(f"client {self.address} was asked for phase {phase} after phase {self.phase}", code="peers")
         if phase == 1:
             self._begin(frames)
         else:
@@ -92,7 +92,9 @@ class Client:
     def _begin(self, frames: Sequence[bytes]) -> None:
         """Meet the cohort, and seal the own pieces, all with the same length; nothing of an earlier attempt counts."""
         if len(frames) != 1:
-            raise FLError(f"client {self.address} got {len(frames)} messages at the beginning, where one is sent")
+            raise FLError(
+                f"client {self.address} got {len(frames)} messages at the beginning, where one is sent", code="peers"
+            )
         message = self._keys.unlock(frames[0], {SERVER: self._server}, self.address)
         if message.session in self._sessions:
             raise refused(SERVER, self.address, "was sent before")
@@ -120,7 +122,7 @@ class Client:
         """Stage 4: the pieces that were kept and those that came back, one for each given, are a model again."""
         for peer in self._peers:
             if got[peer].keys() != {number for number, to in self._given.items() if to == peer}:
-                raise FLError(f"client {peer} did not return to client {self.address} what it was given")
+                raise FLError(f"client {peer} did not return to client {self.address} what it was given", code="peers")
             self._model |= got[peer]
 
     def _upload(self) -> list[tuple[int, int, bytes]]:

@@ -117,13 +117,14 @@ class Server:
             sealed = self._keys.unseal(message.body)
             if not sealed or sealed[:2] != (session, number) or sealed.tag in tags:
                 raise FLError(
-                    f"a piece that client {client} uploaded cannot be opened, is another one, or was uploaded before"
+                    f"a piece that client {client} uploaded cannot be opened, is another one, or was uploaded before",
+                    code="peers",
                 )
             tags.add(sealed.tag)
             uploads[client][number] = sealed.payload[: self._lengths[number]]
         for client, pieces in uploads.items():
             if len(pieces) < len(self._lengths):
-                raise FLError(f"client {client} uploaded {len(pieces)} of {len(self._lengths)} pieces")
+                raise FLError(f"client {client} uploaded {len(pieces)} of {len(self._lengths)} pieces", code="peers")
         return {client: [pieces[number] for number in sorted(pieces)] for client, pieces in uploads.items()}
 
 
@@ -158,7 +159,8 @@ def exchange(
     shapes = {tuple(map(len, pieces)) for pieces in models.values()}
     if len(shapes) != 1:
         raise FLError(
-            f"models of one architecture are exchanged: got pieces of {len(shapes)} different sets of lengths"
+            f"models of one architecture are exchanged: got pieces of {len(shapes)} different sets of lengths",
+            code="mismatch",
         )
     (lengths,) = shapes
     if len(lengths) < 2:

@@ -63,7 +63,8 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise FLError(
                 f"unknown recipe {name!r}: {hint}there are {', '.join(recipes)}; the papers' are in a checkout, "
-                "`python -m benchmarks.papers NAME`"
+                "`python -m benchmarks.papers NAME`",
+                code="name",
             )
         start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
     if asked(argv):
@@ -100,9 +101,9 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
         ("seeds", saved.seeds, resumed.seeds),
     ):
         if before != after:
-            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})")
+            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})", code="folder")
     for flag in sorted(flags & {"out", "name"}):
-        raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})")
+        raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})", code="folder")
     for before, after in zip(saved.runs(), resumed.runs()):
         were = {one.flag: one.value for one in before.settings()}
         for one in after.settings():
@@ -110,7 +111,8 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
             if changed and one.name not in RESUMABLE:
                 raise FLError(
                     f"--{one.flag} cannot change when a run is resumed (it had "
-                    f"{written(were.get(one.flag, one.field.default))})"
+                    f"{written(were.get(one.flag, one.field.default))})",
+                    code="folder",
                 )
             if one.unread and one.flag in flags:
                 raise FLError(one.unread)
@@ -118,11 +120,14 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
             continue
         if SCHEDULES[after.local.lr_schedule]:
             raise FLError(
-                f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds"
+                f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds",
+                code="folder",
             )
         if after.fixes_rounds:
             name = next(name for name, one in after.extensions.items() if EXTENSIONS[name].fixes_rounds(one))
-            raise FLError(f"--rounds cannot change: what --{name} does in which round was drawn among them")
+            raise FLError(
+                f"--rounds cannot change: what --{name} does in which round was drawn among them", code="folder"
+            )
 
 
 def _warn_of_unread(file: str, start: Experiment, experiment: Experiment) -> None:

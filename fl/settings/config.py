@@ -137,7 +137,7 @@ class Config:
         inside: dict[str, dict[str, Any]] = {"data": {"partition": partition}}
         for name, value in settings.items():
             if name not in PLACES:
-                raise FLError(_stray(name, partition.name, method.name))
+                raise FLError(_stray(name, partition.name, method.name), code="name")
             topic, place = PLACES[name]
             if isinstance(value, Mapping):
                 value = options_of(name, value, getattr(own.get(topic, getattr(self, topic)), place))
@@ -263,7 +263,7 @@ class Config:
                 raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
         for name in self.extensions:
             if name not in EXTENSIONS:
-                raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}")
+                raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}", code="name")
         for one in self.settings():
             check_value(one)
 
@@ -282,7 +282,8 @@ class Config:
                 f"{folder} holds a run of {name}, which is no method of this installation: work with it from "
                 "Python, after the lines that register it, as in "
                 f"fl.simulate(fl.Config.read({str(folder)!r}), {str(folder)!r}, resume=True); or make it a file or a "
-                "package (docs/guides/method.md), so that every command knows it"
+                "package (docs/guides/method.md), so that every command knows it",
+                code="name",
             )
 
     def asks(self) -> dict[str, str]:
@@ -471,7 +472,7 @@ def options_of(name: str, value: Any, now: Any) -> Any:
     if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
         known = [one.name for one in fields(now)]
         if strange := value.keys() - {*known}:
-            raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}")
+            raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}", code="name")
         return replace(now, **{name: _tupled(one) for name, one in value.items()})
     if not isinstance(value, type(now)):
         raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")

@@ -69,7 +69,7 @@ class DataSettings(Topic):
             check_text_kind(self.partition.name)
             self.text.check()
         if self.pad and data.is_text(self.dataset):
-            raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
+            raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out", code="unsupported")
         if self.pool_test_set and not self.local_test:
             raise FLError(
                 "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "

@@ -49,7 +49,7 @@ def check_renamed(flags: Iterable[str]) -> None:
     """Raise FLError for the first flag of an earlier version, written without its dashes."""
     for flag in flags:
         if notice := notice_of(flag):
-            raise FLError(notice)
+            raise FLError(notice, code="name")
 
 
 def flags(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,14 +139,17 @@ class Experiment:
     def from_file(cls, path: Path) -> "Experiment":
         """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
         if path.exists() and not path.is_file():
-            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
+            raise FLError(
+                f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run",
+                code="file",
+            )
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise FLError(f"--config {path} cannot be read: {reason}") from None
+            raise FLError(f"--config {path} cannot be read: {reason}", code="file") from None
         except (FLError, ZooError) as error:
-            raise FLError(f"--config {path}: {error}") from None
+            raise FLError(f"--config {path}: {error}", code=error.code) from None
 
     @classmethod
     def read(cls, folder: Path, resume: bool = False) -> "Experiment":

@@ -65,17 +65,24 @@ def check_names() -> None:
         _check_partition(name, kind)
     for name in _TAKEN - {*TOPICS}:  # there is a method `local`, which has no options
         if OPTIONS.get(name) is not None:
-            raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
+            raise FLError(
+                f"a method with options cannot be called {name!r}, which is a setting already: rename it", code="name"
+            )
     for name in EXTENSIONS:
         if name in _TAKEN or OPTIONS.get(name) is not None:
-            raise FLError(f"an extension cannot be called {name!r}, which is a setting or a method already: rename it")
+            raise FLError(
+                f"an extension cannot be called {name!r}, which is a setting or a method already: rename it",
+                code="name",
+            )
 
 
 def _check_partition(kind: str, one: partition.Kind) -> None:
     for name in one.reads:
         others = {type(other.options) for key, other in KINDS.items() if key != kind and name in other.reads}
         if others - {type(one.options)} or name in _TAKEN or name == "name":
-            raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
+            raise FLError(
+                f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it", code="name"
+            )
 
 
 check_names()
@@ -92,14 +99,18 @@ def method_named(asked: Any) -> Any:
     if isinstance(asked, Chosen):
         return asked
     if not isinstance(asked, str):
-        raise FLError(f"unknown --algorithm {short(asked)}: give a name, or an import path such as my_module:METHOD")
+        raise FLError(
+            f"unknown --algorithm {short(asked)}: give a name, or an import path such as my_module:METHOD", code="name"
+        )
     if not is_path(asked):
         if (name := algorithms.plain_name(asked)) in _TAKEN and OPTIONS.get(name) is not None:
-            raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
+            raise FLError(
+                f"a method with options cannot be called {name!r}, which is a setting already: rename it", code="name"
+            )
         return name
     method = algorithms.imported(asked)
     if method.name in _TAKEN or method.name in EXTENSIONS:
-        raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function")
+        raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function", code="name")
     algorithms.register(asked, method)
     return method.name
 
@@ -114,7 +125,7 @@ def partition_named(asked: Any) -> Any:
     """
     path = path_of("partition", asked) if callable(asked) else asked
     if not isinstance(path, str | Chosen | None):
-        raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function")
+        raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function", code="name")
     if isinstance(path, str) and is_path(path):
         kind = partition.imported(path)
         _check_partition(path, kind)

@@ -42,10 +42,10 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
     """
     values, names = earlier.without_gone(_mapping(text))
     if names and not gone:
-        raise FLError(f"{earlier.say_gone(names)}; delete these lines")
+        raise FLError(f"{earlier.say_gone(names)}; delete these lines", code="name")
     for name in values.keys() & {*_COMMAND} if not gone else ():
         if name in ("config", "resume"):
-            raise FLError(f"{name} is a flag, which no file of settings has")
+            raise FLError(f"{name} is a flag, which no file of settings has", code="name")
         if values[name] is not None:  # as files of version 0.2 have it
             _log.warning("warning: %s is ignored: it is a flag of the command, --%s", name, name)
     found: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
             if not gone and name not in ALGORITHMS:  # of a file that somebody writes, and no record of a run
-                raise FLError(unknown(name)) from None
+                raise FLError(unknown(name), code="name") from None
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
     return found
 
@@ -87,10 +87,13 @@ def named_in(topic: str, inside: str) -> str:
     if inside in known:
         return known[inside]
     if inside in PLACES:
-        raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}")
+        raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}", code="name")
     if any(inside in one.reads for one in KINDS.values()):
-        raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition")
-    raise FLError(earlier.notice_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}")
+        raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition", code="name")
+    raise FLError(
+        earlier.notice_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}",
+        code="name",
+    )
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -126,7 +129,7 @@ def _method(name: str, section: Any) -> tuple[str, Any]:
     if not isinstance(section, dict) or SOURCE not in section:
         return method_named(name), section
     if (there := method_named(section[SOURCE])) != name:
-        raise FLError(f"{section[SOURCE]} is {there} now")
+        raise FLError(f"{section[SOURCE]} is {there} now", code="name")
     return name, {option: one for option, one in section.items() if option != SOURCE}
 
 
@@ -138,7 +141,7 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     kind = value.get("name", DataSettings.partition.name)
     try:
         if isinstance(kind, str) and partition_named(kind) not in KINDS:
-            raise FLError(f"there is no partition {kind} here")
+            raise FLError(f"there is no partition {kind} here", code="name")
     except FLError as why:  # runs are also read where a module is no longer there
         _log.warning("warning: the options of the partition %s are ignored (%s)", kind, why)
         yield name, Chosen(kind)
@@ -164,7 +167,7 @@ def _typed(name: str, value: Any) -> Any:
         return _value(OWN[name], value, name)
     if name in options:
         return _value(options[name], value, name)
-    raise FLError(unknown(name))
+    raise FLError(unknown(name), code="name")
 
 
 def _filled(default: T, values: Any, group: str) -> T:
@@ -175,7 +178,8 @@ def _filled(default: T, values: Any, group: str) -> T:
     for name in values:
         if name not in types:
             raise FLError(
-                earlier.notice_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}"
+                earlier.notice_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}",
+                code="name",
             )
     return replace(default, **{name: _value(types[name], one, f"{group}.{name}") for name, one in values.items()})  # type: ignore[type-var]
 
@@ -212,9 +216,9 @@ def _mapping(text: str) -> dict[str, Any]:
     try:
         values = read_yaml(text)
     except ZooError as error:
-        raise FLError(str(error)) from None
+        raise FLError(str(error), code=error.code) from None
     if not isinstance(values, dict):
-        raise FLError("it has no settings: write lines such as `rounds: 10`, or sections of such lines")
+        raise FLError("it has no settings: write lines such as `rounds: 10`, or sections of such lines", code="file")
     return values
 
 
@@ -229,27 +233,29 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
     try:
         text = regular(path).read_text()
     except (OSError, UnicodeDecodeError):
-        raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
+        raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read", code="folder") from None
     try:
         if resume:
             check_resumable(text)
         yield text
     except (FLError, ZooError) as error:
-        raise FLError(f"{path}: {error}") from None
+        raise FLError(f"{path}: {error}", code=error.code) from None
 
 
 def check_resumable(text: str) -> None:
     """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
     values = _mapping(text)
     if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
-        raise FLError(f"{earlier.say_gone(names)}; go on with the version that began the run")
+        raise FLError(f"{earlier.say_gone(names)}; go on with the version that began the run", code="folder")
     if "dataset" in values:  # outside of a topic
-        raise FLError("an earlier version began this run: go on with that one, or start it again")
+        raise FLError("an earlier version began this run: go on with that one, or start it again", code="folder")
     for section in values.values():
         if isinstance(section, dict) and SOURCE in section:
             method_named(section[SOURCE])  # which says what is missing
     if names := missing(text):
-        raise FLError(f"this run was made with {names[0]}, which is not installed here: install it, and go on")
+        raise FLError(
+            f"this run was made with {names[0]}, which is not installed here: install it, and go on", code="missing"
+        )
 
 
 def missing(text: str) -> list[str]:

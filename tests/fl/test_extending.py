@@ -525,7 +525,7 @@ def test_extending__a_file_that_cannot_be_imported_is_named_in_one_line(text, sa
 def test_extending__commands_end_in_a_line_where_the_package_cannot_be_imported(program, code, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program])
     with nullcontext() if code is None else pytest.raises(SystemExit) as ended:
-        refuse_import(FLError("fl.extensions.mine cannot be imported"))
+        refuse_import(FLError("fl.extensions.mine cannot be imported", code="run"))
     assert (ended and ended.value.code) == code
     assert capsys.readouterr().err == ("error: fl.extensions.mine cannot be imported\n" if code else "")
 

@@ -52,16 +52,19 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape or a.ndim < 2 or not a.numel():
         raise FLError(
             f"weights of shapes {tuple(a.shape)} and {tuple(b.shape)} have no similarity: give two of one shape "
-            "[Co, Ci, *kernel] or [Co, Ci]"
+            "[Co, Ci, *kernel] or [Co, Ci]",
+            code="mismatch",
         )
     if not (a.is_floating_point() and b.is_floating_point()) or a.is_meta or b.is_meta:
-        raise FLError(f"weights of {a.dtype} on {a.device} have no similarity: give floats with data")
+        raise FLError(
+            f"weights of {a.dtype} on {a.device} have no similarity: give floats with data", code="unsupported"
+        )
     first, second = _standard_maps(a.detach()), _standard_maps(b.detach())
     side = max(1, math.isqrt((_TILE if a.device.type == "cpu" else _TILE_CUDA) // first.shape[1]))
     tiles = [[_map_similarity(x, y) for y in second.split(side)] for x in first.split(side)]
     value = _greedy(torch.cat([torch.cat(row, 1) for row in tiles])).item()
     if not math.isfinite(value):
-        raise FLError("the weights hold NaN or infinity: take the model from before it diverged")
+        raise FLError("the weights hold NaN or infinity: take the model from before it diverged", code="diverged")
     return max(-1.0, min(1.0, value))
 
 
@@ -156,7 +159,8 @@ def block_similarity(model: nn.Module | State, *, first: bool = False, example: 
         what = "two blocks" if first else "two blocks after its first"
         raise FLError(
             f"no section has {what} to compare: give a deeper model"
-            + ("" if first else ", or compare the first blocks as well (`first`)")
+            + ("" if first else ", or compare the first blocks as well (`first`)"),
+            code="unsupported",
         )
     return result
 

@@ -80,12 +80,16 @@ def read(folders: Sequence[Path]) -> list[Member]:
         if one.spec.name != found[0].spec.name:
             raise FLError(
                 f"{found[0].name} holds a {found[0].spec.name} and {one.name} a {one.spec.name}: give widths and "
-                "depths of one model"
+                "depths of one model",
+                code="mismatch",
             )
     found.sort(key=lambda one: one.parameters)
     for small, large in itertools.pairwise(found):
         if (small.spec.width, small.spec.depth) == (large.spec.width, large.spec.depth):
-            raise FLError(f"{small.name} and {large.name} hold models of one width and depth: give different ones")
+            raise FLError(
+                f"{small.name} and {large.name} hold models of one width and depth: give different ones",
+                code="mismatch",
+            )
     return found
 
 
@@ -100,7 +104,7 @@ def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Plan:
     example = make_example(large, spec)
     depths = [len(section.blocks) for section in sections(small, example=example)]
     if len(depths) != (number := len(sections(large, example=example))):
-        raise FLError(f"the smaller model has {len(depths)} sections and the larger one {number}")
+        raise FLError(f"the smaller model has {len(depths)} sections and the larger one {number}", code="mismatch")
     shallow, dropped = ungraft(large, keep=depths, example=example)
     return dropped.compose(narrow(shallow, like=small)[1])
 
@@ -147,7 +151,9 @@ def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Plan]
 
     names = convolutions(smallest)
     if not names:
-        raise FLError("the smallest model has no weights of convolutions or linear layers to measure")
+        raise FLError(
+            "the smallest model has no weights of convolutions or linear layers to measure", code="unsupported"
+        )
     weights = {name: smallest[name].detach().double() for name in names}
     distances = []
     for number, (model, plan) in enumerate(zip(larger, plans, strict=True), 1):
@@ -165,7 +171,7 @@ def measure(members: Sequence[Member]) -> Variation:
         try:
             plans.append(place(smallest.model, one.model, one.spec))
         except (FLError, SurgeryError) as error:
-            raise FLError(f"{smallest.name} does not fit into {one.name}: {error}") from None
+            raise FLError(f"{smallest.name} does not fit into {one.name}: {error}", code="mismatch") from None
     return variation_of(state(smallest.model), [state(one.model) for one in larger], plans)
 
 

@@ -30,11 +30,15 @@ class Cache:
         parts = [_here(fed, each) for each in (fed.clients.train, fed.clients.valid)]
         every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
-            raise FLError("logits are kept for each sample, and some sample has two places: give clients disjoint data")
+            raise FLError(
+                "logits are kept for each sample, and some sample has two places: give clients disjoint data",
+                code="data",
+            )
         if (size := 4 * len(fed.data.y) * prod(fed.data.outputs)) > _LIMIT:
             raise FLError(
                 f"FeMAM's logits of every sample take {size / 1e9:.0f} GB, more than {_LIMIT / 1e9:.0f}: take fewer "
-                "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
+                "--samples, or of text --text.tokens byte or a smaller --text.vocabulary",
+                code="memory",
             )
         self._fed, self._last, self._parts = fed, LastValue(), parts
 

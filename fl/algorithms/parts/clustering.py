@@ -48,7 +48,10 @@ class Clustering:
             return cls(how, lambda models: {name: models[name] for name in names}, fed)
         head = [name for name in classifier(model) if name in names and name.endswith("weight")]
         if not head:
-            raise FLError(f"--{flags}.compare classifier: {type(model).__name__} has no weight there; compare all")
+            raise FLError(
+                f"--{flags}.compare classifier: {type(model).__name__} has no weight there; compare all",
+                code="unsupported",
+            )
         return cls(how, lambda models: {name: _unit_sum(models[name]) for name in head}, fed)
 
     def update(

@@ -15,9 +15,15 @@ from fl.federation import Federation
 def check_exits(fed: Federation, method: str, distils: bool) -> None:
     """Raises FLError for a model without exits, and for distillation if outputs are not logits of classes."""
     if "several_classifiers" not in fed.needs():
-        raise FLError(f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18")
+        raise FLError(
+            f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18",
+            code="unsupported",
+        )
     if distils and fed.data.task != "classification":
-        raise FLError(f"{method} distils classes, and the data are for {fed.data.task}: give --{method}.distil 0")
+        raise FLError(
+            f"{method} distils classes, and the data are for {fed.data.task}: give --{method}.distil 0",
+            code="unsupported",
+        )
 
 
 def with_distillation(

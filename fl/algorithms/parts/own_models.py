@@ -34,7 +34,7 @@ class OwnModels:
         self.owned = fleet.owned
         self.several = len(self.modules) > 1
         if self.several and not fed.transport.has_data:
-            raise FLError("clients on other machines have one architecture: give one model")
+            raise FLError("clients on other machines have one architecture: give one model", code="unsupported")
         self._forms = [{n: (t.dtype, t.shape) for n, t in surgery.state(one).items()} for one in self.modules]
         self._most: dict[str, int] = {}
         for form in self._forms:

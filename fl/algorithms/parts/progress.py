@@ -16,7 +16,8 @@ def check_plain(fed: Federation, method: str) -> None:
     if not isinstance(optimizer, SGD) or optimizer.clip or optimizer.nesterov or optimizer.weight_decay:
         raise FLError(
             f"{method} takes a client's update for a sum of gradients, which it is with --optimizer sgd, and without "
-            "--clip, --nesterov and --weight-decay: leave them out"
+            "--clip, --nesterov and --weight-decay: leave them out",
+            code="unsupported",
         )
 
 

@@ -34,13 +34,15 @@ def head_of(fed: Federation, method: str) -> str:
     if out is None or not isinstance(logits, Tensor) or not out.is_set_to(logits):
         raise FLError(
             f"{method} compares representations, the inputs of the linear layer that makes the logits, and {kind} does "
-            "not end in one: choose another --model or --algorithm"
+            "not end in one: choose another --model or --algorithm",
+            code="unsupported",
         )
     own = {f"{name}.{part}".removeprefix(".") for part in ("weight", "bias")}
     if own.issuperset(fed.trainable):
         raise FLError(
             f"{method} trains representations, the inputs of the last layer, and of {kind} nothing before that is "
-            "trained: choose another --model or --algorithm"
+            "trained: choose another --model or --algorithm",
+            code="unsupported",
         )
     return name
 

@@ -96,7 +96,7 @@ def _main(argv: list[str]) -> int:
         print(line, file=sys.stderr)
     if status != "finished:completed":
         reason = errors[-1].removeprefix("error: ") if errors else f"see {root / 'run.log'}"
-        raise FLError(f"the run ended as {status}: {reason}")
+        raise FLError(f"the run ended as {status}: {reason}", code="peers")
     print(describe(json.loads((root / "run" / "summary.json").read_text())))
     print(f"run folder: {root / 'run'}")
     return 0

@@ -68,7 +68,7 @@ def deal_out(config: Config, root: Path) -> None:
     Raises FLError if there is something in the folder.
     """
     if root.exists() and any(root.iterdir()):
-        raise FLError(f"{root} exists already: choose another folder for the nodes' data")
+        raise FLError(f"{root} exists already: choose another folder for the nodes' data", code="file")
     rng = Rng(config.seed)
     dataset = config.load()
     parts, _ = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
@@ -81,7 +81,7 @@ def deal_out(config: Config, root: Path) -> None:
 def _write(folder: Path, dataset: Dataset, x: Any, y: Tensor, sizes: list[int]) -> None:
     form_of(dataset)  # which refuses data that nodes cannot have
     if not len(y):
-        raise FLError(f"{folder} would get no samples: give it some, or leave it out")
+        raise FLError(f"{folder} would get no samples: give it some, or leave it out", code="data")
     header = {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
     with private(folder):
         files.write(folder / FILE, _FORMAT, {"x": x, "y": y}, header)
@@ -92,7 +92,8 @@ def _read(folder: Path) -> tuple[Tensor, Tensor, dict]:
     if not path.exists():
         raise FLError(
             f"{path} is not there: write the data of server and nodes with `layer-surgery deploy --only data`, or a "
-            "node's own with fl.extensions.flower.folders.save_node"
+            "node's own with fl.extensions.flower.folders.save_node",
+            code="file",
         )
     tensors, header = files.read(path, _FORMAT)
     return tensors["x"], tensors["y"], header

@@ -141,14 +141,14 @@ class Deployment:
         done = subprocess.run(["flwr", *words], env=self.env, capture_output=True, text=True, timeout=300)
         if done.returncode:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-            raise FLError(f"`flwr {' '.join(words)}` failed: {lines[-1]}")
+            raise FLError(f"`flwr {' '.join(words)}` failed: {lines[-1]}", code="peers")
         return done.stdout
 
     def run(self, app: Path, *words: str) -> str:
         """Start an app as `flwr run` does, given more words; return the run's id."""
         answer = json.loads(self.flwr("run", str(app), "here", "--format", "json", *words))
         if "run-id" not in answer:
-            raise FLError(f"Flower did not start {app}: {answer.get('error-message', answer)}")
+            raise FLError(f"Flower did not start {app}: {answer.get('error-message', answer)}", code="peers")
         return str(answer["run-id"])
 
     def log(self, run: str) -> str:
@@ -172,7 +172,7 @@ class Deployment:
             if (status := str(found["status"])).startswith("finished"):
                 return status
             time.sleep(0.5)
-        raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`")
+        raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`", code="peers")
 
     def start_superlink(self, *flags: str) -> None:
         """Start the SuperLink and wait until it listens.
@@ -191,7 +191,7 @@ class Deployment:
             with suppress(OSError), create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             time.sleep(0.1)
-        raise FLError(f"the SuperLink did not start: see {self.root / 'superlink.log'}")
+        raise FLError(f"the SuperLink did not start: see {self.root / 'superlink.log'}", code="peers")
 
     def start_node(self, number: int) -> None:
         """Start a SuperNode with its own data folder. The SuperLink must know its public key."""
@@ -247,11 +247,11 @@ class Deployment:
         with suppress(subprocess.TimeoutExpired):  # it may be about to end
             self.processes["superlink"].wait(timeout=_GRACE)
         self._check_superlink()
-        raise FLError(f"{reason}: see {self.root / 'superlink.log'}")
+        raise FLError(f"{reason}: see {self.root / 'superlink.log'}", code="peers")
 
     def _check_superlink(self) -> None:
         if self.processes["superlink"].poll() is not None:
-            raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}")
+            raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}", code="peers")
 
 
 def _marked(mark: str) -> list[int]:
@@ -342,4 +342,6 @@ def free_port() -> int:
 def require() -> None:
     """Raise FLError if Flower is not installed."""
     if find_spec("flwr") is None:
-        raise FLError("real clients need Flower: install the extra, pip install 'layer-surgery[flower]'")
+        raise FLError(
+            "real clients need Flower: install the extra, pip install 'layer-surgery[flower]'", code="missing"
+        )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl.base.errors import FLError
+from fl.base.errors import Code, FLError
 from fl.data import Dataset
 from surgery.transfer import as_bytes
 
@@ -29,8 +29,8 @@ class InvalidMessage(FLError):
     The text may quote what another machine sent: it is `printable`.
     """
 
-    def __init__(self, text: object) -> None:
-        super().__init__(printable(text))
+    def __init__(self, text: object, *, code: Code = "peers") -> None:
+        super().__init__(printable(text), code=code)
 
 
 def printable(text: object) -> str:
@@ -128,7 +128,8 @@ def form_of(data: Dataset) -> dict[str, Any]:
     """Return what server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
     if isinstance(data.x, dict):
         raise FLError(
-            f"nodes have samples with one input, and those of {data.name} have {', '.join(data.x)}: join them"
+            f"nodes have samples with one input, and those of {data.name} have {', '.join(data.x)}: join them",
+            code="unsupported",
         )
     sample = [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]]
     return {"sample": sample, "target": list(data.y.shape[1:]), "classes": data.classes, "top": data.top}
@@ -142,7 +143,9 @@ def are_counts(values: Any) -> bool:
 def raw(tensor: Tensor) -> bytes:
     """Return a tensor's numbers, as they lie in memory."""
     if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
-        raise FLError(f"a tensor of {name} cannot be sent to other machines: there are {', '.join(DTYPES)}")
+        raise FLError(
+            f"a tensor of {name} cannot be sent to other machines: there are {', '.join(DTYPES)}", code="unsupported"
+        )
     return as_bytes(tensor.cpu()).numpy().tobytes()
 
 

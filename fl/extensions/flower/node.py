@@ -300,7 +300,7 @@ def _spec(values: dict) -> Spec:
     try:
         return spec_class(values.get("name")).from_dict(values)
     except (ZooError, FLError, TypeError) as error:
-        raise FLError(f"the request describes no model: {error}") from None
+        raise FLError(f"the request describes no model: {error}", code="peers") from None
 
 
 def _row(tree: Any) -> Any:

@@ -117,7 +117,9 @@ class Nodes:
             same: dict[str, list[str]] = {}
             for k, why in sorted(lost.items()):
                 same.setdefault(why, []).append(f"client {clients[k]}")
-            raise FLError(f"{what}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()))
+            raise FLError(
+                f"{what}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()), code="peers"
+            )
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
@@ -137,7 +139,8 @@ class Nodes:
         if left < quorum:
             raise FLError(
                 f"round {round}: {left} of {of} clients {did}, fewer than --quorum {quorum}: {'; '.join(reasons)}. "
-                "What came before is saved: see to these nodes and go on with --resume"
+                "What came before is saved: see to these nodes and go on with --resume",
+                code="peers",
             )
 
     def _check(self, answer: NodeMessage | str, request: NodeMessage) -> None:
@@ -164,7 +167,8 @@ class Nodes:
                 there = ", ".join(map(str, sorted(self.reported))) or "(none)"
                 raise FLError(
                     f"after {self._timeouts.start:g} s there are nodes of clients {there}, and {wanted} are needed, "
-                    f"numbered from 0 on{refused}: start the others, or give fewer --nodes"
+                    f"numbered from 0 on{refused}: start the others, or give fewer --nodes",
+                    code="peers",
                 )
             time.sleep(0.2)
 

@@ -47,16 +47,20 @@ def check_settings(config: Config) -> None:
     """Raise FLError for settings that runs with clients on other machines do not have."""
     for name in config.extensions:
         if EXTENSIONS[name].simulated:
-            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
+            raise FLError(
+                f"--{name} is for simulated clients, and these are on other machines: leave it out", code="unsupported"
+            )
     if ALGORITHMS[config.method.name].base_changes:
         raise FLError(
             f"{config.method.name} changes the weights beside adapters, and between machines only adapters travel: "
-            "take another --algorithm, or a simulation"
+            "take another --algorithm, or a simulation",
+            code="unsupported",
         )
     if config.evaluation.client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
-            "machines leave it out (--local-test lets each node evaluate the model that it predicts with)"
+            "machines leave it out (--local-test lets each node evaluate the model that it predicts with)",
+            code="unsupported",
         )
 
 
@@ -117,7 +121,10 @@ class Remote:
         specs = []
         for client, budget in enumerate(self._budgets):
             if not budget:
-                raise FLError(f"client {client} reported no width, depth or budget, and others did: give each node one")
+                raise FLError(
+                    f"client {client} reported no width, depth or budget, and others did: give each node one",
+                    code="peers",
+                )
             if "budget" in budget:
                 specs.append(largest_within(space, budget["budget"], self.config.model.architectures.unit))
             else:
@@ -128,7 +135,10 @@ class Remote:
         """See `Transport.begin`."""
         if fed.data.task != "classification" or fed.metrics:
             what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
-            raise FLError(f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate")
+            raise FLError(
+                f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate",
+                code="unsupported",
+            )
         self.federation, self._base = fed, base_digest(fed.model)
         if self._base:
             clients = range(len(self.splits))

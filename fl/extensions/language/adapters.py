@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.base.settings import Natural, OnlyWith, number, one_of, several
 from fl.engine.constants import as_constants, as_parameters
 from fl.models.fleet import Architecture, Fleet, leading_plan
@@ -86,14 +86,17 @@ def adapted(
             dropout=options.dropout, generator=generator, kind=options.kind,
         )  # fmt: skip
     except SurgeryError as error:
-        raise FLError(f"--adapters: {error}") from None
+        raise FLError(f"--adapters: {error}", code=code_of(error)) from None
     if rank and rank < options.largest:
         first = adapters.resize(adapters.state(model), rank, how="truncate").state
         model = adapters.attach(base, first, scale=adapters.scales(model), dropout=options.dropout)
     if options.learn == "b":
         for name, layer in adapters.adapted_layers(model):
             if isinstance(layer.base_layer, nn.Embedding):
-                raise FLError(f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out")
+                raise FLError(
+                    f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out",
+                    code="unsupported",
+                )
             layer.factors[0].requires_grad_(False)
     if not base_changes:
         return as_constants(model)

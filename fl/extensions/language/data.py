@@ -53,7 +53,8 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
     train, test = _parts(np.zeros(len(rows), np.int64) if owners is None else owners)
     if not len(test):
         raise FLError(
-            f"{name} has {len(rows)} samples, of which no owner has 10: the last tenth of each is for testing"
+            f"{name} has {len(rows)} samples, of which no owner has 10: the last tenth of each is for testing",
+            code="data",
         )
     split, known = splitter(options)
     first, second = ([split(half) for i in part for half in pairs[i]] for part in (train, test))
@@ -93,13 +94,16 @@ def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], num
                 what = f"a {type(value).__name__} as" if name in row and value is not None else "no"
                 raise FLError(
                     f"sample {number} has {what} {name!r}, which --text.template names, where text or a number should "
-                    f"be: it has {', '.join(map(str, row))}"
+                    f"be: it has {', '.join(map(str, row))}",
+                    code="data",
                 )
             last = len(texts)
             texts.append(str(value))
     context, answer = "".join(texts[:last]), "".join(texts[last:])
     if not texts[last] or any("\ud800" <= letter <= "\udfff" for letter in context + answer):
-        raise FLError(f"sample {number} has an empty answer, or half a character (a lone surrogate): leave it out")
+        raise FLError(
+            f"sample {number} has an empty answer, or half a character (a lone surrogate): leave it out", code="data"
+        )
     return context, answer
 
 
@@ -109,7 +113,9 @@ def _owners(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray | None, tuple
     if not any(have):
         return None, ()
     if not all(have):
-        raise FLError(f"sample {have.index(False)} has no owner, and others have: give all of them one, or none")
+        raise FLError(
+            f"sample {have.index(False)} has no owner, and others have: give all of them one, or none", code="data"
+        )
     names, owners = np.unique([str(row["owner"]) for row in rows], return_inverse=True)
     return owners.astype(np.int64), tuple(names.tolist())
 
@@ -136,7 +142,9 @@ def _sequences(
         if not len(context):  # nothing says that the first token comes next
             context, answer = answer[:1], answer[1:]
         if not len(answer):
-            raise FLError(f"sample {numbers[row]} has no token that counts: leave it out, or give it a prompt")
+            raise FLError(
+                f"sample {numbers[row]} has no token that counts: leave it out, or give it a prompt", code="data"
+            )
         long += len(answer) > length
         answer = answer[:length]
         context = context[-(length + 1 - len(answer)) :]
@@ -154,15 +162,17 @@ def read(path: Path, name: str) -> list[dict[str, Any]]:
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
-        raise FLError(f"--dataset {name} cannot be read: {reason(error)}") from None
+        raise FLError(f"--dataset {name} cannot be read: {reason(error)}", code="file") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise FLError(f"{path}, line {number} is no JSON: {reason(error)}") from None
+                raise FLError(f"{path}, line {number} is no JSON: {reason(error)}", code="file") from None
             if not isinstance(row, dict):
-                raise FLError(f"{path}, line {number} is no JSON object with fields, such as prompt and answer")
+                raise FLError(
+                    f"{path}, line {number} is no JSON object with fields, such as prompt and answer", code="file"
+                )
             rows.append(row)
     return rows
 
@@ -177,7 +187,7 @@ def load(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset
     place = file if file.is_file() else root / file
     if not place.is_file():
         also = "" if file.is_absolute() else f", nor in {root}"
-        raise FLError(f"--dataset {name}: there is no file {path}{also}")
+        raise FLError(f"--dataset {name}: there is no file {path}{also}", code="file")
     return dataset(name, read(place, name), options)
 
 

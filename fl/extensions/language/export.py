@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fl.base.errors import FLError
+from fl.base.errors import FLError, code_of
 from fl.base.files import writing
 from fl.engine.constants import as_parameters
 from fl.extensions.language.sources import HFModel
@@ -35,7 +35,7 @@ def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
         with writing(path):
             adapters.write_peft(as_parameters(inner), path, **settings)
     except SurgeryError as error:
-        raise FLError(f"{path}: {error}") from None
+        raise FLError(f"{path}: {error}", code=code_of(error)) from None
 
 
 def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
@@ -50,15 +50,20 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
     folder, own, config = origin.folder, origin.own, Config.read(origin.folder)
     way = "or give another format, which has all of the model"
     if not any(adapters.adapted_layers(net)):
-        raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
+        raise FLError(
+            f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of", code="unsupported"
+        )
     if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
-        raise FLError(f"{folder}: {config.method.name} has changed the base as well: give another format")
+        raise FLError(
+            f"{folder}: {config.method.name} has changed the base as well: give another format", code="unsupported"
+        )
     trained, start, random_names, name = adapters.state(net), load_initial_weights(folder, config), (), None
     kind = config.model.name.partition(":")[0] if ":" in config.model.name else "zoo"
     if isinstance(net, HFModel):
         if config.model.depth or set(config.model.width) != {1.0}:
             raise FLError(
-                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
+                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format",
+                code="unsupported",
             )
         random_names, name = [f"model.{tensor}" for tensor in net.drawn], str(net.folder)
     if start:
@@ -68,13 +73,15 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
     if lacking := [tensor for tensor in random_names if tensor not in trained]:
         raise FLError(
             f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
-            f"whole (--adapters.train), {way}"
+            f"whole (--adapters.train), {way}",
+            code="unsupported",
         )
     for norm, module in net.named_modules():
         if isinstance(module, BatchNorm) and module.track_running_stats and f"{norm}.running_mean" not in trained:
             raise FLError(
                 f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
-                f"(--adapters.train), {way}"
+                f"(--adapters.train), {way}",
+                code="unsupported",
             )
     return {} if own and not start else {"base_model_name_or_path": name}
 

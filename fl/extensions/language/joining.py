@@ -23,10 +23,14 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
     """
     start = fed.initial()
     if any(name.endswith(MAGNITUDE) for name in start):
-        raise FLError(f"{does}, and DoRA's have magnitudes beside: give --adapters.kind lora, or another --algorithm")
+        raise FLError(
+            f"{does}, and DoRA's have magnitudes beside: give --adapters.kind lora, or another --algorithm",
+            code="unsupported",
+        )
     if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in start):
         raise FLError(
-            f"{does}, and there are none, or A is frozen: give --adapters.kind lora and --adapters.learn both"
+            f"{does}, and there are none, or A is frozen: give --adapters.kind lora and --adapters.learn both",
+            code="unsupported",
         )
     return rank_of(start)
 

@@ -76,7 +76,8 @@ class HFModel(nn.Module):
         if cut:
             raise FLError(
                 f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
-                "weights as .pt or .safetensors"
+                "weights as .pt or .safetensors",
+                code="unsupported",
             )
         with transformers(f"export to {folder}", self.folder or folder):
             self.model.save_pretrained(folder)
@@ -97,7 +98,8 @@ def _normalisation(folder: Path | None) -> tuple[Any, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise FLError(
             f"{file} does not say how images are normalised ({type(error).__name__}: {error}): give image_mean and "
-            "image_std, or take the file out to have pixels from -1 to 1"
+            "image_std, or take the file out to have pixels from -1 to 1",
+            code="file",
         ) from None
 
 
@@ -124,10 +126,14 @@ class Folder(Source):
         """See `Source.check_takes`."""
         if isinstance(data.x, dict):
             inputs = ", ".join(data.x)
-            raise FLError(f"--model {self.name} has one input, and samples have {inputs}: give a module of your own")
+            raise FLError(
+                f"--model {self.name} has one input, and samples have {inputs}: give a module of your own",
+                code="unsupported",
+            )
         if data.dense:
             raise FLError(
-                f"--model {self.name} gives a class for a sample, and the data have one for each pixel: give your own"
+                f"--model {self.name} gives a class for a sample, and the data have one for each pixel: give your own",
+                code="unsupported",
             )
 
     def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
@@ -155,11 +161,15 @@ class Folder(Source):
         most = data.classes if data.text else 1 + max(int(p.max()) for x in (data.x, data.test_x) for p in pieces(x))
         size = getattr(self.config().get_text_config(), "vocab_size", None)
         if size is None:
-            raise FLError(f"--model {self.name} is no model of text, and {data.name} has tokens: choose another one")
+            raise FLError(
+                f"--model {self.name} is no model of text, and {data.name} has tokens: choose another one",
+                code="unsupported",
+            )
         if most > size:
             raise FLError(
                 f"--model {self.name} has a vocabulary of {size:,} tokens, and {data.name} has {most:,}: read text "
-                "with the model's own tokenizer, --text.tokens tokenizer:FOLDER, or give hf-config a larger vocab_size"
+                "with the model's own tokenizer, --text.tokens tokenizer:FOLDER, or give hf-config a larger vocab_size",
+                code="mismatch",
             )
         return replace(data, classes=size) if data.text else data
 
@@ -194,7 +204,8 @@ class Folder(Source):
         if own:
             raise FLError(
                 f"--model {self.name}: the weights of {self.path} are not those of {type(model).__name__}, as its "
-                f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew"
+                f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew",
+                code="mismatch",
             )
         return self._looked_at(HFModel(model, self.path, drawn, causal))
 
@@ -206,7 +217,8 @@ class Folder(Source):
             if not torch.allclose(one, other, atol=1e-5):
                 raise FLError(
                     f"--model {self.name}: a {type(model.model).__name__} with this config.json sees the tokens that "
-                    "come next, so that its perplexity means nothing: set is_decoder, or take another model"
+                    "come next, so that its perplexity means nothing: set is_decoder, or take another model",
+                    code="unsupported",
                 )
         return model.train()
 

@@ -3,10 +3,17 @@
 import pickle
 import traceback
 
+import numpy as np
 import pytest
+import torch
+from refusals import fl_refused
 from torch import nn
 
 import fl
+from fl.base.console import guarded
+from fl.base.errors import Diverged, Refused, Unwritable, ask_memory
+from fl.distributed.ranks import Lost
+from fl.extensions.flower.messages import InvalidMessage
 from fl.run import main
 
 SETTINGS = {"rounds": 1, "clients": 2, "samples": 60, "local_epochs": 1}
@@ -26,7 +33,7 @@ def test_simulate__a_folder_that_is_there_is_refused_in_the_words_of_the_caller(
 
 
 def test_errors__flags_in_a_message_have_a_note_that_names_the_arguments():
-    error = fl.FLError("choose another --name")
+    error = fl.FLError("choose another --name", code="folder")
     for one in (error, pickle.loads(pickle.dumps(error))):
         (note,) = one.__notes__
         assert "folder=" in note
@@ -41,4 +48,62 @@ def test_errors__an_option_of_a_method_is_named_as_config_takes_it():
 
 
 def test_errors__an_error_without_flags_has_no_note():
-    assert not hasattr(fl.FLError("no such thing -- not here"), "__notes__")
+    assert not hasattr(fl.FLError("no such thing -- not here", code="name"), "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (Diverged, "diverged"),
+        (Refused, "unsupported"),
+        (Unwritable, "file"),
+        (Lost, "peers"),
+        (InvalidMessage, "peers"),
+    ],
+)
+def test_errors__classes_of_their_own_have_one_code(kind, code):
+    for error in (kind("lost"), pickle.loads(pickle.dumps(kind("lost")))):
+        assert (type(error), error.code, str(error)) == (kind, code, "lost")
+
+
+def test_errors__a_pickled_error_keeps_its_code_and_what_was_added():
+    error = fl.FLError("no such thing", code="name")
+    error.add_note("seen")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.code, str(again), again.__notes__) == ("name", "no such thing", ["seen"])
+
+
+def test_errors__training_that_diverges_has_a_code_and_an_exit_code_of_its_own(tmp_path, capsys):
+    config = fl.Config.of(algorithm="fedavg", lr=1e30, **SETTINGS)
+    with fl_refused("diverged: --lr") as caught:
+        fl.simulate(config, tmp_path / "run")
+    with guarded() as ended:
+        raise caught.value
+    assert ended.code == 1
+    with guarded() as ended:
+        raise fl.FLError("no such thing", code="name")
+    assert ended.code == 2
+
+
+def weights_of_another_model(folder):
+    torch.save({"weight": torch.zeros(3, 3)}, folder / "other.pt")
+    return fl.Config.of(algorithm="fedavg", init=str(folder / "other.pt"))
+
+
+REFUSED = {
+    "argument: --rounds": lambda folder: fl.Config.of(algorithm="fedavg", rounds=0).check(),
+    "name: fedavgg": lambda folder: fl.Config.of(algorithm="fedavgg").check(),
+    "unsupported: --exits": lambda folder: fl.build(fl.Config.of(algorithm="fedavg", exits=True)),
+    "run: ZeroDivisionError": lambda folder: fl.build(fl.Config.of(algorithm="fedavg"), model=lambda: 1 / 0),
+    "data: y[3]": lambda folder: fl.Dataset.from_arrays(np.ones((4, 2)), [0, 1, 0, np.nan], np.ones((2, 2)), [0, 1]),
+    "file: x.yaml": lambda folder: fl.Experiment.from_file(folder / "x.yaml"),
+    "folder: config.yaml": lambda folder: fl.load_model(folder),
+    "mismatch: --init": lambda folder: fl.build(weights_of_another_model(folder)),
+    "memory: a batch": lambda folder: ask_memory(10**18, "a batch", "use less"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_errors__of_each_kind_have_its_code(code, tmp_path):
+    with fl_refused(code):
+        REFUSED[code](tmp_path)

@@ -24,7 +24,7 @@ CONFIG = tiny("fedavg").replace(rounds=4, local_valid=0.0, checkpoint_every=100)
 
 
 def refuse():
-    raise FLError("there is no such thing here")
+    raise FLError("there is no such thing here", code="name")
 
 
 def crash():

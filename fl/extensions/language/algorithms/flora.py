@@ -34,7 +34,10 @@ def flora(fed: Federation) -> Algorithm:
     layers = dict(adapted_layers(fed.model))
     bases = {module: joined(module, "base_layer.weight") for module in layers}
     if not fed.frozen.issuperset(bases.values()):
-        raise FLError("flora changes the weights that adapters are beside, and here they are constants: use fl.build")
+        raise FLError(
+            "flora changes the weights that adapters are beside, and here they are constants: use fl.build",
+            code="unsupported",
+        )
 
     def send(server, clients, rng):
         models = [without(one, bases.values()) for one in whole.send(server, clients, rng)["model"]]

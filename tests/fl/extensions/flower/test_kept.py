@@ -127,7 +127,7 @@ def test_kept__an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
 
     def deaf(request):
         if request.header.get("round") == 1:
-            raise FLError("no answer")
+            raise FLError("no answer", code="peers")
         return answer(request)
 
     absent[1].answer = deaf
