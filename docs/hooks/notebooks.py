@@ -60,7 +60,7 @@ def _run(path: Path, folder: Path) -> None:
     for name, content in resources["outputs"].items():
         (folder / name).write_bytes(content)
     title, _, rest = text.strip().partition("\n")
-    link = f"[This page as a notebook]({path.name}), to run it yourself.\n"
+    link = f"[This page as a Jupyter notebook]({path.name}), to run it yourself.\n"
     (folder / "page.md").write_text(f"{title}\n\n{link}{rest}\n")  # the last one: with it the folder is complete
 
 

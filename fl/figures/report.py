@@ -52,7 +52,17 @@ th:first-child { z-index: 1 }
 @media (max-width: 64rem) {
   table { font-size: .78rem }
   th, td { padding: .2rem .3rem; white-space: normal }
-  table:not(.words) :is(th, td):first-child { max-width: 10rem }
+  div:not(.words) > table :is(th, td):first-child { max-width: 10rem }
+}
+@media (max-width: 40rem) {
+  .heat td:not(:first-child) { padding: .15rem; min-width: 1.5rem }
+  .rows :is(table, tbody) { display: block }
+  .rows thead { display: none }
+  .rows tr { display: grid; grid-template-columns: repeat(3, 1fr); gap: .2rem .6rem; padding: .5rem 0;
+    border-bottom: 1px solid var(--rule) }
+  .rows td { padding: 0; border: 0; text-align: left }
+  div.rows > table td:first-child { grid-column: 1 / -1; max-width: none; position: static; font-weight: 600 }
+  .rows td:not(:first-child)::before { content: attr(data-head); display: block; color: var(--soft) }
 }
 details { margin: .4rem 0 }
 .panels { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)) }
@@ -167,16 +177,15 @@ def report(
     )
 
 
-def _html_table(lines: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Lay out cells, the first line of which are headings."""
-    head, *body = (
-        "".join(f"<td>{escape(cell).replace('± ', '±&nbsp;')}</td>" for cell in line) for line in lines
-    )  # a deviation is on one line
-    rows = "".join(f"<tr>{line}</tr>\n" for line in body)
-    head = head.replace("<td>", "<th>").replace("</td>", "</th>")
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
-    )
+def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
+    """Lay out cells, the first line of which are headings; on a phone, a line of "rows" is a block of named cells."""
+    heads = [escape(name) for name in lines[0]]
+    rows = ""
+    for line in lines[1:]:
+        cells = (f'<td data-head="{name}">{escape(cell)}</td>' for name, cell in zip(heads, line))
+        rows += f"<tr>{''.join(cells)}</tr>\n".replace("± ", "±&nbsp;")  # a deviation is on one line
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f'<div class="wide {kind}"><table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
 
 
 def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterable[str]:
@@ -258,7 +267,7 @@ def _runs(runs: Sequence[RecordedRun], waiting: Sequence[Path]) -> str:
 
 def _settings(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
     differ, alike = settings_table(groups)
-    parts = [f"<p>Those that differ:</p>{_html_table(differ, 'words')}" if len(differ) > 1 else ""]
+    parts = [f"<p>Those that differ:</p>{_html_table(differ, 'words rows')}" if len(differ) > 1 else ""]
     parts += [f"<p>Those of all runs that are not the defaults:</p>{_html_table(alike, 'words')}" * (len(alike) > 1)]
     for label, runs in groups.items():
         text = escape(runs[0].config.to_yaml())

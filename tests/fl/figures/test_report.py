@@ -80,9 +80,11 @@ def test_report__a_page_has_the_numbers_of_the_table_and_of_the_curves(tmp_path)
     accuracies = {(name, seed): rng.random(4) for name in ("fedavg", "fedmr") for seed in (0, 1, 2)}
     for (name, seed), values in accuracies.items():
         leave(tmp_path / f"{name}-{seed}", values, algorithm=name, seed=seed, rounds=4)
-    _, page, runs = made(tmp_path)
+    text, page, runs = made(tmp_path)
     expected = [re.split(" {2,}", line) for line in table(group(runs)).splitlines()]
     assert page.tables[0] == expected
+    shown_on_a_phone = re.findall('data-head="(.*?)"', text)
+    assert shown_on_a_phone[: len(expected[0])] == expected[0]
     curves = page.tables[1]
     assert curves[0] == ["round", "fedavg %", "fedmr %"]
     for place, row in enumerate(curves[1:]):
