@@ -18,7 +18,7 @@ import types
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import matplotlib.pyplot as plt
 import pytest
@@ -297,6 +297,16 @@ def test_docs__settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
     assert [*parts][:3] == ["Data", "Method and model", "Clients"]
     assert "**`local_epochs`** `INT>=1`, default `5`\n:   how often a client" in parts["Training"]
     assert [one.name for one in Config().settings() if f"**`{one.name}`**" not in page] == ["seed"]
+
+
+@pytest.mark.parametrize(
+    ("package", "codes"),
+    [("surgery", surgery.errors.Code), ("zoo", zoo.errors.Code), ("fl", fl.base.errors.Code)],
+)
+def test_docs__the_reference_has_the_codes_of_errors(package, codes):
+    with_codes = runpy.run_path(str(ROOT / "docs/hooks/reference.py"))["with_codes"]
+    page = with_codes(PAGES[f"docs/reference/{package}.md"])
+    assert re.findall(r"^\| `([a-z]+)` \| \w", page, re.MULTILINE) == [*get_args(codes)]
 
 
 @pytest.mark.parametrize("package", [surgery, zoo, fl], ids=lambda package: package.__name__)

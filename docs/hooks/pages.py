@@ -49,7 +49,7 @@ def pages() -> tuple[dict[str, str], dict[str, Path]]:
     texts = made | run | reference.pages()
     for source, path in sources.items():
         text = path.read_text()
-        texts[_name(source)] = _for_the_site(text, source)
+        texts[_name(source)] = _for_the_site(reference.with_codes(text), source)
         linked = {_target(source, found[2]) for found in _LINK.finditer(text)}
         files |= {_name(one): ROOT / one for one in linked if (ROOT / one).is_file() and _name(one)[-3:] != ".md"}
     texts[settings.NAME] += settings.sections()

@@ -1,8 +1,9 @@
-"""Reference pages of the rooms, folders within `surgery` and `fl`: each is made of the docstrings of its files.
+"""Reference pages of the rooms, folders within `surgery` and `fl`, and the tables of error codes: made of the sources.
 
-They are apart from the public names, in the navigation and in the search, which would find each name twice.
+The rooms are apart from the public names, in the navigation and in the search, which would find each name twice.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def pages() -> dict[str, str]:
         for package in PACKAGES
         for room in _rooms(package)
     }
+
+
+def with_codes(text: str) -> str:
+    """A page with a table in place of `<!-- codes of FILE -->`: each code of the file, and the comment behind it."""
+
+    def table(found: re.Match[str]) -> str:
+        codes = re.findall(r'^    "(\w+)",  # (.+)$', (ROOT / found[1]).read_text(), re.MULTILINE)
+        return "\n".join(["| code | meaning |", "|---|---|", *(f"| `{code}` | {text} |" for code, text in codes)])
+
+    return re.sub("<!-- codes of (.+) -->", table, text)
 
 
 def _rooms(package: str) -> list[Path]:

@@ -32,7 +32,7 @@ class FLError(ValueError):
     Where it names flags, a note, which only a traceback shows, says what these are called from Python.
 
     Attributes:
-        code: the kind of error, one of `fl.base.errors.Code`, mostly a wrong argument. Messages may change, codes do not.
+        code: the kind of error, one of `fl.base.errors.Code`. Messages may change, codes do not.
 
     >>> import fl
     >>> try:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from refusals import fl_refused
 
 import fl
 import surgery
@@ -183,7 +184,7 @@ def test_command_line__what_a_file_of_settings_cannot_be_is_said(text, flags, sa
 def test_command_line__a_plus_is_written_as_in_papers(capsys):
     assert parse(["--algorithm", "fedavg+,fesem+"]).experiment.algorithms == ("fedavg_plus", "fesem_plus")
     assert Config.from_yaml("algorithm: [fesem+]") == Config.of(algorithm="fesem_plus")
-    with pytest.raises(FLError, match=r"--algorithm.*'fedmr_plus'"):
+    with fl_refused("name", "--algorithm", "'fedmr_plus'"):
         Config.of(algorithm="fedmr+").check()
 
 
@@ -202,5 +203,5 @@ def test_command_line__samples_are_held_out_for_a_method_that_validates(caplog):
         assert parse(flags.split()).experiment.config.data.local_valid == share
     assert caplog.messages == [said] * 2
     for flags in (["--local-valid", "0"], ["--local_valid=0.0"]):
-        with pytest.raises(FLError, match="--local-valid"):
+        with fl_refused("argument", "--local-valid"):
             parse(["--algorithm", "femam", *flags])

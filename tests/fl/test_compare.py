@@ -4,12 +4,12 @@ import re
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
+from refusals import fl_refused
 
 from fl import compare
 from fl.algorithms.fedmr import FedMROptions
 from fl.analysis import groups
 from fl.analysis.groups import outcome
-from fl.base.errors import FLError
 from fl.extensions.attack import AttackOptions
 from fl.extensions.defence import Defence
 from fl.figures import curves as plot
@@ -77,10 +77,10 @@ def test_compare__what_cannot_be_compared_is_refused(tmp_path, capsys):
     for against, lacking in (("traffic", "bytes"), ("macs", "macs")):
         assert compare.main([str(run), "--out", out, "--against", against]) == 2
         assert f"a/metrics.csv does not have the {lacking} of every round" in capsys.readouterr().err
-    with pytest.raises(FLError, match="no evaluated round"):
+    with fl_refused("folder"):
         groups.find_runs([fake_run(tmp_path / "none", [])])
     fake_run(tmp_path / "twin", [0.6])
-    with pytest.raises(FLError, match="same settings and seed"):
+    with fl_refused("argument"):
         found(run, tmp_path / "twin")
     assert len(groups.find_runs([run, run])) == 1  # the same folder twice is one run
     assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0
@@ -184,6 +184,7 @@ def marks(axis):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_compare__new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(tmp_path, drawn):
     """The last level of femam trains what no one sends."""
     more = [traffic(1e6, 1e6, level) for level in (1, 1, 2, 2)] + [traffic(0.0, 0.0, 3)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from fl_flags import TINY
+from refusals import fl_refused
 
 import fl
 from fl import compare, landscape, run
@@ -46,7 +47,7 @@ def test_unregistered__they_are_compared_refused_by_name_and_resumed_where_it_is
     assert said[0] == said[1]
     assert f"{folder} holds a run of mine, which is no method of this installation" in said[0]
     call = said[0].partition("as in ")[2].partition(";")[0]
-    with pytest.raises(fl.FLError, match="no method of this installation"):
+    with fl_refused("name", "'), '"):
         eval(call)
     monkeypatch.setitem(ALGORITHMS, "mine", METHOD)
     assert eval(call)["rounds"] == 2

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from refusals import fl_refused
 
 from benchmarks.papers import CLAIMS, adapters, cells, find
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
 from benchmarks.papers.recipes import fedmr, femam
 from benchmarks.papers.verdict import MEASURES, result
-from fl import FLError
 
 
 def test_cells__all_tables_and_figures_with_results_have_a_cell():
@@ -35,7 +35,7 @@ def test_cells__settings_of_all_runs_pass_the_checks():
 def test_cells__the_base_of_the_adapters_is_made_by_a_command_and_gets_a_new_classifier(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))
-    with pytest.raises(FLError, match=r"make it by `python -m benchmarks.papers.adapters`"):
+    with fl_refused("file", "benchmarks.papers"):
         adapters.net()
     base = adapters.network(100).state_dict()
     torch.save(base, adapters.file())
@@ -61,9 +61,9 @@ def test_cells__comparisons_fit_their_cells():
             assert len(one.published) == (len(one.arms) if one.kind == "numbers" else 0)
             assert (one.band is not None) == (one.kind in ("ratio", "drop", "above"))
             assert len(one.arms) == {"ratio": 2, "drop": 4, "above": 1}.get(one.kind, len(one.arms))
-    with pytest.raises(FLError, match="can only name arms"):
+    with fl_refused("argument", "fedmr.a"):
         Cell("fedmr.a", "", "", (), (Comparison("", "late", "first", ("fedmr",)),))
-    with pytest.raises(FLError, match="no id of a cell"):
+    with fl_refused("argument", "'FedMR.table1'"):
         Cell("FedMR.table1", "Table 1", "")
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from refusals import fl_refused
 from sklearn.metrics import adjusted_rand_score
 
 import zoo
@@ -175,7 +176,7 @@ def test_run__a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
     file.with_name("fedavg-seed1.csv").unlink()
     file.write_text(text)
     other = Arm(arm.run, arm.experiment.replace(lr=0.5))
-    with pytest.raises(FLError, match="--lr"):
+    with fl_refused("file", "--lr"):
         stored.runs(other, tmp_path)
 
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
+from refusals import fl_refused, refused
 from torch import nn
 
 import zoo
 from benchmarks.papers.models.weights import variation_of
-from fl.base.errors import FLError
-from surgery import SurgeryError, narrow, state, ungraft
+from surgery import narrow, state, ungraft
 
 
 def family():
@@ -51,10 +51,10 @@ def test_variation__a_model_is_at_no_distance_from_its_own_corner():
 def test_variation__models_and_plans_must_fit():
     models, plans = family()
     small, wide, deep = map(state, models)
-    with pytest.raises(SurgeryError, match="give the model that the plan was made for"):
+    with refused("plan", "'section1.1.norm1.weight'"):
         variation_of(small, [wide], plans[1:])
-    with pytest.raises(SurgeryError, match="what its plan reads from model 1"):
+    with refused("mismatch", "'stem.conv.weight'"):
         variation_of(wide, [deep], plans[1:])
     bare = {"bias": torch.ones(2)}
-    with pytest.raises(FLError, match="no weights"):
+    with fl_refused("unsupported"):
         variation_of(bare, [bare], plans[:1])

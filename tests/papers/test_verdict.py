@@ -3,10 +3,10 @@
 import math
 
 import pytest
+from refusals import fl_refused
 
 from benchmarks.papers.cell import Comparison, Published
 from benchmarks.papers.verdict import judge, measure, whole
-from fl import FLError
 
 NUMBERS = Comparison(
     "", "late", "numbers", ("own", "a", "b"), (Published(60.0, 0.5), Published(54.0, 0.5), Published(59.8, 0.5))
@@ -84,16 +84,16 @@ def test_verdict__measures():
     assert measure("late", rows) == pytest.approx(15.5)
     assert measure("end", rows) == pytest.approx(19)
     assert measure("seconds", rows) == 3
-    with pytest.raises(FLError, match="run that cell again"):  # stored before there was the column
+    with fl_refused("file", "'released_cosine_rise'"):  # stored before there was the column
         measure("released_cosine_rise", rows)
     assert measure("cosine_rise", rows) == pytest.approx(0.095 - 0.005)  # windows of two evaluations
     assert measure("roughness", rows) == pytest.approx(1)
     own = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss, "local_test_accuracy": a}
            for r, loss, a in ((1, 2.0, 0.3), (2, 1.0, 0.4), (3, 3.0, 0.9))]  # fmt: skip
     assert measure("own", own) == pytest.approx(40)
-    with pytest.raises(FLError, match="'local'"):
+    with fl_refused("file", "'local'"):
         measure("local", rows)
     attacked = [row | {"attackers": float(row["round"] % 2)} for row in rows]
     assert measure("calm", attacked) == pytest.approx(16)  # rounds 12, 14, ... 20
-    with pytest.raises(FLError, match="'calm'"):
+    with fl_refused("file", "'calm'"):
         measure("calm", rows)

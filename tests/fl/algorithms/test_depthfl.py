@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import fl_refused
 from rounds import assert_same, play
 
 import fl
-from fl import FLError
 from fl.algorithms.depthfl import DepthFLOptions, depthfl
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.heterofl import METHOD as heterofl
@@ -95,12 +95,12 @@ def test_depthfl__clients_predict_with_the_mean_of_their_own_exits():
 
 
 def test_depthfl__what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match=r"--exits.*--model"):
+    with fl_refused("unsupported", "--exits", "--model"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 1, 8, 8, generator=generator), torch.randn(60, 2, generator=generator)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"--depthfl.distil"):
+    with fl_refused("unsupported", "--depthfl.distil"):
         fl.build(given, numbers)
     fl.build(given.replace(depthfl=DepthFLOptions(0.0)), numbers)

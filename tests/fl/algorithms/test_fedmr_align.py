@@ -3,12 +3,12 @@
 import pytest
 import torch
 from fleets import assert_close, spoil
+from refusals import fl_refused
 from rounds import assert_same, play
 
 import surgery
 from fl.algorithms.fedmr import METHOD as fedmr
 from fl.algorithms.fedmr import FedMROptions
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 
@@ -54,5 +54,5 @@ def test_fedmr_align__equal_models_stay_and_those_that_have_not_drifted_are_reco
 
 
 def test_fedmr_align__it_cannot_be_hidden_from_the_server(make_federation):
-    with pytest.raises(FLError, match=r"--fedmr.align"):
+    with fl_refused("argument", "--fedmr.align"):
         fedmr(make_federation("cnn", participants=3), FedMROptions(align=True, secure=1))

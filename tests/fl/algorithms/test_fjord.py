@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fleets import IMAGES, SPECS, assert_close, fleet_federation, mixed, shapes
+from refusals import fl_refused
 from rounds import assert_same, play
 
 from fl.algorithms.fedavg import METHOD as fedavg
@@ -12,7 +13,6 @@ from fl.algorithms.fjord import METHOD as fjord
 from fl.algorithms.fjord import FjORDOptions
 from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.batches import make_batches
@@ -115,7 +115,7 @@ def test_fjord__of_one_width_and_architecture_it_is_fedavg(name):
 
 @pytest.mark.parametrize("name", ["group", pytest.param("transformer", marks=slow)])
 def test_fjord__norms_over_several_channels_are_refused(name):
-    with pytest.raises(FLError, match="FjORD"):
+    with fl_refused("unsupported", "FjORD"):
         fjord(mixed(name))
 
 

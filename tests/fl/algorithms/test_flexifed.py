@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 from fleets import SPECS, fleet_federation, shapes, train_each
+from refusals import fl_refused
 from selection import some
 
 from fl.algorithms.flexifed import METHOD as flexifed
 from fl.algorithms.flexifed import FlexiFedOptions
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 
 DEPTHS = {"transformer": (3, 1, 2, 3), "static_batch": ((3, 1, 2, 1), 1, (2, 1, 2, 1), (3, 1, 2, 1))}
@@ -79,12 +79,12 @@ def test_flexifed__equal_layers_with_another_past_are_not_shared():
 
 def test_flexifed__what_cannot_be_shared_is_refused():
     fed = deep("transformer")
-    with pytest.raises(FLError, match=r"--flexifed.strategy.*'all'"):
+    with fl_refused("name", "--flexifed.strategy", "'all'"):
         flexifed(fed, FlexiFedOptions("all"))
     wide = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"--architectures.widths"):
+    with fl_refused("argument", "--architectures.widths"):
         flexifed(wide)
     base = SPECS["static_batch"]
     apart = fleet_federation(base, [(1.0, 1), (1.0, (2, 1, 1, 1))], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"--architectures.choose"):
+    with fl_refused("argument", "--architectures.choose"):
         flexifed(apart)

@@ -4,13 +4,13 @@ import oracles
 import pytest
 import torch
 from fleets import IMAGES, assert_close, fleet_federation, mixed, shapes, train_each
+from refusals import fl_refused
 from torch import nn
 
 import surgery
 from fl.algorithms.fedrolex import METHOD as fedrolex
 from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions, counted_rows
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
@@ -122,5 +122,5 @@ def test_heterofl__the_window_moves_on_by_one_channel_each_round(name):
 
 def test_heterofl__channels_that_cannot_be_followed_are_refused_before_the_first_round():
     base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
-    with pytest.raises(FLError, match=r"FedRolex.*ResNet"):
+    with fl_refused("unsupported", "FedRolex", "ResNet"):
         fedrolex(fleet_federation(base, [(1.0, 1), (0.5, 1)], sizes=(3, 5)))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
+from refusals import fl_refused
 from rounds import play
 from selection import some
 from torch import nn
@@ -18,7 +19,6 @@ from fl.algorithms.inclusivefl import METHOD as inclusivefl
 from fl.algorithms.inclusivefl import InclusiveFLOptions
 from fl.algorithms.nefl import METHOD as nefl
 from fl.algorithms.nefl import NeFLOptions
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import load
 from fl.federation import Federation
@@ -172,14 +172,14 @@ def test_inclusivefl__frozen_blocks_are_not_moved():
 
 
 def test_inclusivefl__what_cannot_be_shared_is_refused():
-    with pytest.raises(FLError, match=r"--architectures.widths"):
+    with fl_refused("argument", "--architectures.widths"):
         inclusivefl(mixed("transformer"))
     base = SPECS["batch"]
     crossed = fleet_federation(base, [(1.0, d) for d in ((3, 1, 2, 1), (3, 1, 1, 1), (1, 1, 2, 1))], sizes=(2, 2, 2))
-    with pytest.raises(FLError, match=r"in section3 the one with fewer blocks in all has more: leave"):
+    with fl_refused("argument", "section3"):
         inclusivefl(crossed)
     shallow = fleet_federation(SPECS["transformer"], [(1.0, 1), (1.0, 2)], sizes=(2, 2))
-    with pytest.raises(FLError, match=r"--architectures.choose"):
+    with fl_refused("argument", "--architectures.choose"):
         inclusivefl(shallow)
 
 
@@ -213,5 +213,5 @@ def test_inclusivefl__modules_beside_each_other_are_no_blocks():
     server = inclusivefl(fed, InclusiveFLOptions(own="classifier")).init()
     assert {name.partition(":")[2] for name in server["own"]} == {n for n in state(full) if n.startswith("heads")}
     nefl(fed, NeFLOptions(keep=("01",)))
-    with pytest.raises(FLError, match="no section has 3 blocks"):
+    with fl_refused("argument", "--nefl.keep"):
         nefl(fed, NeFLOptions(keep=("101",)))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from oracles import average
+from refusals import fl_refused
 from rounds import assert_same, batches_of, floats, play, row
 from selection import some
 from torch import nn
@@ -201,5 +202,5 @@ def test_moon_and_fedproto__messages_name_the_model_of_the_user(make_federation)
     fed = make_federation(copy.deepcopy(NET).float(), batch_size=1)
     for method in (fedproto, moon):
         algorithm = method(fed)
-        with pytest.raises(FLError, match=r"^Sequential normalises over a batch"):
+        with fl_refused("argument", "--batch-size"):
             algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))

@@ -3,11 +3,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import fl_refused
 from rounds import assert_same, play
 from selection import some
 
 import fl
-from fl import FLError
 from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions
 from fl.algorithms.scalefl import ScaleFLOptions, scalefl
@@ -83,12 +83,12 @@ def test_scalefl__without_distillation_and_weights_it_is_heterofl(scaler):
 
 
 def test_scalefl__what_it_is_not_for_is_refused():
-    with pytest.raises(FLError, match="--exits"):
+    with fl_refused("unsupported", "--exits"):
         fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     x, y = torch.randn(60, 1, 8, 8), torch.randn(60, 2)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
     given = CONFIG.replace(samples=0, partition="iid")
-    with pytest.raises(FLError, match=r"--scalefl.distil"):
+    with fl_refused("unsupported", "--scalefl.distil"):
         fl.build(given, numbers)
     _, algorithm = fl.build(given.replace(scalefl=ScaleFLOptions(0.0)), numbers)
     algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))

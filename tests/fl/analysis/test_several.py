@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
+from refusals import fl_refused
 from torch import nn
 
 import fl
 from fl import run as cli
 from fl.analysis.groups import group
-from fl.base.errors import FLError
 from fl.runs.metrics import read
 
 EXPERIMENT = fl.Experiment.of(
@@ -70,10 +70,10 @@ def test_several__all_runs_are_those_of_the_command_and_of_simulate(found, tmp_p
 
 @pytest.mark.slow
 def test_several__are_refused_by_simulate_and_resumed_together(found, tmp_path):
-    with pytest.raises(FLError, match=r"fl\.simulate_all"):
+    with fl_refused("argument", "fl.simulate_all"):
         fl.simulate(EXPERIMENT, tmp_path / "run")
     folder = found.runs[0].folder.parent
-    with pytest.raises(FLError, match="exists already"):
+    with fl_refused("folder"):
         fl.simulate_all(EXPERIMENT, folder)
     again = fl.simulate_all(EXPERIMENT, folder, resume=True)
     assert [run.rows for run in again.runs] == [run.rows for run in found.runs]
@@ -119,6 +119,6 @@ def test_several__tables_of_pandas(found):
 def test_several__a_missing_pandas_is_told_with_the_way_out(found, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     for ask in (found.frame, found.means, found.rounds):
-        with pytest.raises(FLError, match=r"pip install 'layer-surgery\[pandas\]', or print the results"):
+        with fl_refused("missing", "'layer-surgery[pandas]'"):
             ask()
     assert "fedprox" in str(found)

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from refusals import fl_refused
 from torch import nn
 
 import fl
@@ -182,7 +183,7 @@ def test_simulate__a_run_by_import_path(module, tmp_path):
     # of another length, as Python takes a file of the same length that is written in the same second for unchanged
     (tmp_path / "my_own_module.py").write_text(MODULE.replace("7, 8", "7, 16").replace("8, 3", "16, 3"))
     del sys.modules[module]
-    with pytest.raises(FLError, match="another MyNet"):
+    with fl_refused("folder", "MyNet"):
         fl.load_model("run")
 
 
@@ -218,7 +219,7 @@ def test_simulate__a_method_and_a_partition_by_import_path(module, tmp_path, cap
     assert "there is no module my_strange_module" in caplog.text
     assert fl.load_model("run")
     assert compare.main(["run", "--out", "c.png"]) == 0
-    with pytest.raises(FLError, match="my_strange_module"):
+    with fl_refused("name", "my_strange_module"):
         fl.simulate(gone, "run", resume=True)
 
 
@@ -281,6 +282,6 @@ def test_plugins__what_a_colon_meant_it_still_means(module):
     assert not is_custom("text:notes")
     assert not custom_model.is_custom("timm:resnet18")
     assert not custom_model.is_custom("torchvision:resnet18")
-    with pytest.raises(FLError, match="'timm:resnet18'"):
+    with fl_refused("name", "'timm:resnet18'"):
         fl.Config.of(model="timn:resnet18").check()
     assert find("models", "torch.nn:Linear") is nn.Linear

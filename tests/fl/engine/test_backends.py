@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import epoch_batches, local_training
+from refusals import fl_refused
 from rounds import assert_same, row
 from selection import some
 from torch import nn
@@ -392,7 +393,7 @@ def test_backends__settings_that_cannot_be_are_refused(make_federation, settings
 
 @pytest.mark.parametrize(("backend", "message"), [("workers", "CPU"), ("graphs", "--backend")])
 def test_backends__settings_that_a_gpu_cannot_have_are_refused(backend, message):
-    with pytest.raises(FLError, match=message):
+    with fl_refused("unsupported", message):
         check(backend, torch.device("cuda"), Precision(), partial=True)
 
 

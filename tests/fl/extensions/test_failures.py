@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import fl_refused
 
 import fl
 from fl.base.rng import Rng
@@ -92,5 +93,5 @@ def test_failures__training_apart_from_a_round_does_not_fail():
 
 @pytest.mark.parametrize("share", [1.0, -0.1])
 def test_failures__a_share_out_of_its_limits_is_refused(share):
-    with pytest.raises(fl.FLError, match="--failures"):
+    with fl_refused("argument", "--failures"):
         built(share)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import assert_equal, left, ran, simulate_all, tiny
+from refusals import fl_refused
 from rounds import assert_same, made, play
 from selection import some
 from wrapped import within, wrapped
@@ -186,7 +187,7 @@ def test_privacy__what_is_not_private_is_refused(make_federation):
     ):
         with pytest.raises(FLError, match=message):
             within(algorithm, privacy=on, **others)
-    with pytest.raises(FLError, match=r"--privacy.quantile-noise.*0.25"):
+    with fl_refused("argument", "--privacy.quantile-noise", "0.25"):
         within(fedavg(plain), privacy=Privacy(clip=1.0, noise=0.5, quantile=0.5)).init()
 
 
@@ -279,13 +280,13 @@ def test_simulate__training_ends_when_epsilon_is_spent(tmp_path, caplog):
     summary = fl.simulate(limited.replace(eval_every=3), tmp_path / "run")
     assert (summary["rounds"], summary["complete"], summary["final"]["round"]) == (2, True, 2)
     assert "training ends after 2 of 4 rounds: round 3 would spend more than --privacy.epsilon" in caplog.text
-    with pytest.raises(FLError, match=r"is less than the first round spends"):
+    with fl_refused("argument", "--privacy.epsilon"):
         fl.simulate(config(epsilon=costs[0] / 2), tmp_path / "none")
 
 
 def test_privacy__without_the_package_it_says_which(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
-    with pytest.raises(FLError, match=r"pip install 'layer-surgery\[privacy\]'"):
+    with fl_refused("missing", "'layer-surgery[privacy]'"):
         Privacy(1.0, 1.2345).spent(3, 7, 2)
 
 
@@ -305,5 +306,5 @@ def test_privacy__a_round_that_nobody_ends_is_as_private_as_any_other():
 
 
 def test_privacy__a_delta_that_says_nothing_is_refused(make_federation):
-    with pytest.raises(FLError, match="says nothing"):
+    with fl_refused("argument", "--privacy.delta"):
         fl.build(fl.Config.of(algorithm="fedavg", clients=20, privacy=Privacy(clip=0.5, noise=1.0, delta=0.05)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fl_flags import TINY
 from fleets import assert_close
+from refusals import fl_refused
 from rounds import assert_same, play, poison, row
 from safetensors.torch import load_file
 from selection import some
@@ -149,7 +150,7 @@ def test_training__a_cohort_is_its_clients_one_by_one(make_federation, form, bac
         alone = single.train(start, [client], rng, pulled, {"anchor": start})
         torch.testing.assert_close(trained.loss[k], alone.loss[0], rtol=1e-9, atol=1e-9)
         assert_close(state, row(alone.states, 0), atol=1e-9)
-    with pytest.raises(FLError, match="3 starting states for 4 clients"):
+    with fl_refused("argument"):
         fed.train(cohort.select(given, [0, 1, 2]), CLIENTS, rng, models=models)
 
 
@@ -236,7 +237,7 @@ def test_training__a_diverging_client_keeps_its_start_and_the_others_do_not_noti
     same(ill.states, expected, form)
     (record,) = caplog.records
     assert record.getMessage() == "warning: round 7: client 0 dropped: loss or weights became infinite or not a number"
-    with pytest.raises(FLError, match=r"in round 7 .* every client \(3\) became infinite .* before is saved"):
+    with fl_refused("diverged", "--lr"):
         after(torch.nan, torch.nan, torch.nan)
 
 

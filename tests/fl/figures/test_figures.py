@@ -162,6 +162,7 @@ def test_figures__costs_have_units_that_suit_them(draw, along, scale, label, num
     assert axis.xaxis.get_major_formatter()(spent[-1], 0) == number
 
 
+@pytest.mark.drawn
 def test_figures__a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr(curves, "save", lambda figure, _: figures.append(figure))
@@ -174,6 +175,7 @@ def test_figures__a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
     assert accuracy.collections[0].get_paths()[0].vertices[:, 1].max() == 1
 
 
+@pytest.mark.drawn
 def test_figures__curves_of_a_run_before_its_first_evaluation_warn_of_nothing(recwarn, tmp_path):
     curves.run_figure([{"round": 1, "seconds": 1.0, "train_loss": 2.0}], "a run", tmp_path / "f.png")
     assert not recwarn.list

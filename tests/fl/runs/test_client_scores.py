@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from fl_flags import TINY
+from refusals import fl_refused
 
 import fl
 from fl import run as cli
-from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.partition import Split
 from fl.runs.assembly import build
@@ -83,7 +83,7 @@ def test_simulate__owners_have_a_column(tmp_path):
         fed, _ = build(config, dataset=data, model=net)
         assert fed.client_names == expected == [names[int(split.train[0])] for split in fed.clients]
     (folder / FILE).write_text(table.replace("oslo", "osla"))
-    with pytest.raises(FLError, match="put the table back"):
+    with fl_refused("file"):
         fl.simulate(config, folder, resume=True, dataset=data, model=net)
 
 

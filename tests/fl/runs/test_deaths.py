@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from fl_flags import TINY
+from refusals import fl_refused
 from selection import some
 
-import fl
 from fl import run as cli
 from fl import simulate
 from fl.runs import evaluate
@@ -98,7 +98,7 @@ def test_simulate__a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(fl.FLError, match="--resume"):
+        with fl_refused("file", "--resume"):
             simulate(CONFIG, tmp_path / "a", dataset=data)
     simulate(CONFIG, tmp_path / "a", resume=True, dataset=data)
     assert contents(tmp_path / "a") == contents(tmp_path / "whole")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import fl_refused
 from rounds import results
 from torch import nn
 
@@ -65,7 +66,7 @@ def test_given__data_that_were_changed_since_they_were_loaded_are_given(digits, 
     fl.simulate(config, tmp_path / "run", dataset=other)
     assert fl.Config.read(tmp_path / "run").data.dataset == "given"
     for same in (None, digits, config.load()):
-        with pytest.raises(FLError, match="holds a run on data of your own, with x uint8"):
+        with fl_refused("folder", "uint8"):
             fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True, dataset=same)
     assert fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
 
@@ -86,7 +87,7 @@ def test_given__loaded_data_are_prepared_once_as_the_settings_say(digits):
         assert not config.data.names(replace(less))
     fewer = config.replace(samples=50)  # of data that were prepared by other settings
     assert not fewer.data.names(config.load())
-    with pytest.raises(FLError, match="--samples 3,000"):
+    with fl_refused("argument", "--samples", "3,000"):
         fl.build(config.replace(samples=3000), digits)
 
 
@@ -140,14 +141,14 @@ def test_given__a_narrow_module_keeps_its_first_channels_and_clients_have_parts_
 def test_given__methods_that_start_several_models_need_a_function(tmp_path):
     femam = FeMAMOptions(level_rounds=(1,), levels=("global", "personal"))
     config = fl.Config.of(algorithm="femam", **FEW, local_valid=0.2, femam=femam)
-    with pytest.raises(FLError, match=r"--femam\.start"):
+    with fl_refused("argument", "--femam.start"):
         fl.simulate(config, tmp_path / "module", model=Net())
     assert fl.simulate(config, tmp_path / "function", model=Net)["final"]["level"] == 2
-    with pytest.raises(FLError, match=r"a model of your own, Net: give it"):
+    with fl_refused("argument", "Net"):
         fl.Pathways.load(tmp_path / "function")
     pathways = fl.Pathways.load(tmp_path / "function", model=Net)
     pathways.save(tmp_path / "pathways.safetensors")
-    with pytest.raises(FLError, match=r"a model of your own, Net: give it from Python"):
+    with fl_refused("argument", "model="):
         fl.Pathways.load(tmp_path / "pathways.safetensors")
     again, x = fl.Pathways.load(tmp_path / "pathways.safetensors", Net), pathways.spec.example(2)
     assert torch.equal(again.predict(0, x), pathways.predict(0, x))
@@ -326,7 +327,7 @@ def test_given__images_that_are_not_square_and_tokens_with_a_label_each_and_with
     fed, algorithm = fl.build(config.replace(width=1.0), fl.Dataset.from_arrays(*[TEXT, TEXT[:, 0] % 2] * 2), bag)
     server, _ = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))
     assert not torch.equal(server["global"]["1.weight"], bag[1].weight)
-    with pytest.raises(FLError, match="give a function of a row"):
+    with fl_refused("argument", "on_round="):
         fl.simulate(config, tmp_path / "run", on_round=3)
     assert not (tmp_path / "run").exists()
 
@@ -354,5 +355,5 @@ def test_given__a_model_that_draws_numbers_in_evaluation_is_measured_the_same_ea
 
 def test_given__complex_parameters_are_refused(tmp_path, digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, dtype=torch.complex64))
-    with pytest.raises(FLError, match="view_as_real"):
+    with fl_refused("unsupported", "view_as_real"):
         fl.simulate(fl.Config.of(**FEW), tmp_path / "run", dataset=digits, model=net)

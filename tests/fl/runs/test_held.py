@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import fl_refused
 
 from fl import FLError
 from fl.base.files import write_text
@@ -20,7 +21,7 @@ def test_held__a_folder_that_another_works_in_is_refused_by_name(tmp_path):
         write_text(folder / "config.yaml", "")
         for resume in (True, False):
             match = f"a is in use by process {os.getpid()} on" if resume else "exists already"
-            with pytest.raises(FLError, match=match), open_run_folder(folder, resume):
+            with fl_refused("folder", match), open_run_folder(folder, resume):
                 raise AssertionError("two in one folder")
         assert (folder / lock.FILE).exists()
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
@@ -38,7 +39,7 @@ def test_held__the_lock_of_a_killed_process_is_free(tmp_path):
         os._exit(0)
     os.read(ready, 1)
     for _ in range(2):  # asking does not take the lock away
-        with pytest.raises(FLError, match=f"in use by process {process} on"), open_run_folder(tmp_path / "a", False):
+        with fl_refused("folder", f"in use by process {process} on"), open_run_folder(tmp_path / "a", False):
             raise AssertionError("two in one folder")
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
@@ -63,14 +64,14 @@ def test_held__a_lock_file_that_its_owner_deletes_meanwhile_is_no_lock(tmp_path,
     monkeypatch.setattr(lock.fcntl, "flock", late)
     with lock.folder_lock(tmp_path):
         assert len(taken) == 2
-        with pytest.raises(FLError, match="in use"), lock.folder_lock(tmp_path):
+        with fl_refused("folder", str(os.getpid())), lock.folder_lock(tmp_path):
             pass
 
 
 def test_held__settings_that_are_refused_leave_no_folder_and_an_empty_one_stays(tmp_path):
     for folder in (tmp_path / "new" / "a", tmp_path / "mine"):
         (tmp_path / "mine").mkdir(exist_ok=True)
-        with pytest.raises(FLError, match="no such split"), open_run_folder(folder, resume=False):
+        with fl_refused("argument"), open_run_folder(folder, resume=False):
             raise FLError("no such split")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -79,10 +80,10 @@ def test_held__folders_with_something_in_them_are_refused(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("mine")
     match = "other exists already and holds no run that could be resumed"
-    with pytest.raises(FLError, match=match), open_run_folder(tmp_path / "other", resume=False):
+    with fl_refused("folder", match), open_run_folder(tmp_path / "other", resume=False):
         pass
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes"]
-    with pytest.raises(FLError, match="is not a run folder"), open_run_folder(tmp_path / "none", resume=True):
+    with fl_refused("folder", "none"), open_run_folder(tmp_path / "none", resume=True):
         pass
 
 
@@ -140,7 +141,7 @@ def test_held__what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
     file.parent.mkdir()
     file.symlink_to(other) if kind == "a link" else os.mkfifo(file)
     for resume in (True, False):
-        with pytest.raises(FLError, match=r"run/\.lock cannot be written"), open_run_folder(file.parent, resume):
+        with fl_refused("file", "run/.lock"), open_run_folder(file.parent, resume):
             raise AssertionError("it was taken")
     assert other.read_text() == "mine"
     file.unlink()
@@ -157,5 +158,5 @@ def test_held__a_lock_that_its_owner_deleted_in_the_meantime_is_taken_anew(tmp_p
         take(handle, how)
 
     monkeypatch.setattr(lock.fcntl, "flock", racing)
-    with lock.folder_lock(tmp_path), pytest.raises(FLError, match="in use by"), lock.folder_lock(tmp_path):
+    with lock.folder_lock(tmp_path), fl_refused("folder", str(os.getpid())), lock.folder_lock(tmp_path):
         raise AssertionError("two in one folder")

@@ -1,8 +1,8 @@
 from typing import get_args
 
 import pytest
+from refusals import fl_refused
 
-from fl import FLError
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
@@ -13,7 +13,7 @@ from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, ke
 def test_metrics__a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
     metrics = Metrics(tmp_path / "metrics.csv")
     metrics.add({"round": 1, "train_loss": 2.0})
-    with pytest.raises(FLError, match=r"'drift'"):
+    with fl_refused("run", "'drift'"):
         metrics.add({"round": 2, "drift": 0.5})
     assert [row["round"] for row in metrics.rows] == [1]
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "train_loss": 2.0}]
@@ -50,7 +50,7 @@ def test_metrics__columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatc
 
 def test_metrics__a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"loss": int}))
-    with pytest.raises(FLError, match="'loss'"):
+    with fl_refused("name", "'loss'"):
         Metrics(tmp_path / "metrics.csv", method="mine")
 
 
@@ -66,7 +66,7 @@ def test_metrics__a_line_without_its_end_may_lack_digits_and_is_not_read(tmp_pat
 def test_metrics__rounds_of_two_processes_are_refused(tmp_path, rounds, message):
     path = tmp_path / "metrics.csv"
     path.write_text("".join(f"{line}\n" for line in ["round,loss", *(f"{number},0.5" for number in rounds)]))
-    with pytest.raises(FLError, match=message):
+    with fl_refused("file", message):
         read(path)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fl_flags import TINY
+from refusals import fl_refused
 
 import fl
 from fl import run as cli
@@ -48,7 +49,7 @@ def test_pathways__predictions_are_those_of_the_run(trained, tmp_path):
     for client in range(loaded.clients):
         assert again.pathway(client) == loaded.pathway(client)
         assert torch.equal(again.predict(client, x), loaded.predict(client, x))
-    with pytest.raises(fl.FLError, match="there are clients 0 to 4"):
+    with fl_refused("argument", "client 5"):
         again.predict(5, x)
 
 
@@ -94,20 +95,20 @@ def test_pathways__what_cannot_be_used_is_refused(trained, tmp_path, monkeypatch
         (fed.data.test_x[:3], y, "the images are torch.uint8"),
         (x, y + 10, "the models know 0 to 9"),
     ):
-        with pytest.raises(fl.FLError, match=said):
+        with fl_refused("data", said):
             loaded.join(samples, labels)
     loaded.kinds = ("personal",)
-    with pytest.raises(fl.FLError, match="all models are personal"):
+    with fl_refused("unsupported"):
         loaded.join(x, y)
-    with pytest.raises(fl.FLError, match="is of format checkpoint-3, and this version reads pathways-2"):
+    with fl_refused("file"):
         fl.Pathways.load(folder / checkpoint.FILE)
-    with pytest.raises(fl.FLError, match=r"none\.safetensors"):
+    with fl_refused("file", "none.safetensors"):
         fl.Pathways.load(tmp_path / "none.safetensors")
     assert cli.main([*TINY, "--algorithm", "fedavg", "--out", str(tmp_path), "--name", "other"]) == 0
-    with pytest.raises(fl.FLError, match="a run of fedavg, whose clients have no pathways: there are femam"):
+    with fl_refused("unsupported", "fedavg", "femam"):
         fl.Pathways.load(tmp_path / "other")
     monkeypatch.setitem(ALGORITHMS, "femam", dataclasses.replace(ALGORITHMS["femam"], pathways=None))
-    with pytest.raises(fl.FLError, match="a run of femam, whose clients have no pathways"):  # as its METHOD says
+    with fl_refused("unsupported", "femam"):  # as its METHOD says
         fl.Pathways.load(folder)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import fl_refused
 from selection import METHODS, some
 from torch import nn
 
@@ -166,10 +167,10 @@ def test_personalize__a_model_of_ones_own_on_a_table(tmp_path):
     for _ in run:
         pass
     assert len(fl.personalize(run, few).rows) == 2
-    with pytest.raises(fl.FLError, match="model"):
+    with fl_refused("argument", "model="):
         fl.personalize(tmp_path / "run", few)
     wide = fl.Dataset.from_arrays(torch.randn(8, 4), y[:8], x.repeat(1, 2)[:, :4], y, [0, 1] * 4)
-    with pytest.raises(fl.FLError, match="shape"):
+    with fl_refused("mismatch", "' samples are of shape [4], and the run'"):
         fl.personalize(run, wide)
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fl_flags import OF_METHOD, TINY
+from refusals import fl_refused
 
 import fl
 from fl import run as cli
@@ -90,7 +91,7 @@ def test_watch__where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
     assert summary["best"] == {}
     assert checkpoint.read_header(tmp_path / "run")["best"] is None
     assert "none is best" in describe(summary)
-    with pytest.raises(FLError, match="test_undefined"):
+    with fl_refused("folder", "test_undefined"):
         fl.load_model(tmp_path / "run", best=True)
     more = fl.simulate(replace(asked, rounds=3, patience=2), tmp_path / "run", resume=True)
     assert (more["rounds"], more["stopped"]) == (2, {"patience": 2, "best": None})
@@ -193,7 +194,7 @@ def test_watch__evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeyp
     if config.evaluation.keep_best:
         assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
     else:
-        with pytest.raises(FLError, match="--keep-best"):
+        with fl_refused("folder", "--keep-best"):
             fl.load_model(tmp_path / "run", best=True)
 
 

@@ -4,10 +4,10 @@ import re
 import shlex
 
 import pytest
+from refusals import fl_refused
 
 from benchmarks.papers import find
 from fl import run as cli
-from fl.base.errors import FLError
 from fl.settings import Config, Experiment
 from fl.settings.recipes import RECIPES, describe, overview
 
@@ -42,7 +42,7 @@ def test_recipes__of_ones_own_are_taken_in_their_place():
 
     found = cli.parse(["mine", "--lr", "0.5"], {"mine": mine}).one_run()
     assert found == Config.of(rounds=7, lr=0.5)
-    with pytest.raises(FLError, match="'digits'"):
+    with fl_refused("name", "'digits'"):
         cli.parse(["digits"], {"mine": mine})
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from fl_nodes import Direct, dealt, deployed, same, settings, simulated
+from refusals import fl_refused
 from safetensors.torch import load_file, save_file
 
 import fl
-from fl.base.errors import FLError
 from fl.extensions.flower.nodes import Timeouts
 from fl.extensions.flower.remote import check_settings, serve
 from fl.extensions.privacy import Privacy
@@ -135,7 +135,7 @@ def test_adapters__a_node_with_another_base_is_refused_before_the_first_round(ba
     save_file(changed, other)
     config = adapted("fedavg", base)
     link, test, waiting = prepared(config, tmp_path, node1=str(other), node3=gone)
-    with pytest.raises(FLError, match="before the first round") as raised:
+    with fl_refused("peers", "--node-config") as raised:
         serve(link, config, tmp_path / "run", test, waiting)
     mine, absent = str(raised.value).split("; client 3: ")
     assert f"client 1: the base of its adapters ({other}) has other numbers than the server's" in mine
@@ -161,5 +161,5 @@ def test_adapters__a_base_that_changes_in_a_run_leaves_its_node_out(base, tmp_pa
 
 
 def test_adapters__a_dense_base_does_not_travel(base):
-    with pytest.raises(FLError, match=r"flora changes the weights .* only adapters travel: .* a simulation"):
+    with fl_refused("unsupported", "--algorithm"):
         check_settings(adapted("flora", base))

@@ -9,8 +9,8 @@ import time
 
 import pytest
 from fl_nodes import settings
+from refusals import fl_refused
 
-from fl.base.errors import FLError
 from fl.extensions.flower import local
 from fl.extensions.flower.folders import deal_out
 from fl.extensions.flower.local import Deployment, write_keys
@@ -104,7 +104,7 @@ def test_local__a_superlink_that_does_not_answer_is_named(tmp_path, monkeypatch,
 
     monkeypatch.setattr(local.subprocess, "run", answer)
     monkeypatch.setattr(local, "_GRACE", 0.2)
-    with pytest.raises(FLError, match=r"superlink\.log") as error:
+    with fl_refused("peers", "superlink.log") as error:
         one.wait("7")
     assert ("the SuperLink has stopped" in str(error.value)) == (not alive)
     link.kill()

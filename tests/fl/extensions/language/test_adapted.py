@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from refusals import fl_refused
 from rounds import assert_same, made, play
 from selection import METHODS, some
 from torch import nn
@@ -222,9 +223,9 @@ def other():
 
 def test_adapted__another_base_is_refused(tmp_path):
     fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run", model=small)
-    with pytest.raises(FLError, match="beside other weights"):
+    with fl_refused("folder", "--init"):
         fl.load_model(tmp_path / "run", model=other)
-    with pytest.raises(FLError, match="beside other weights"):
+    with fl_refused("folder", "--init"):
         fl.simulate(CONFIG, tmp_path / "run", resume=True, model=other)
 
 

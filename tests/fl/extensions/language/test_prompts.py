@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import fl_refused
 
 import fl
 from fl.data.arrays import UNSCORED
@@ -118,12 +119,12 @@ def test_prompts__refusals(rows, template, message):
 
 
 def test_prompts__files_that_are_none(tmp_path):
-    with pytest.raises(fl.FLError, match="there is no file"):
+    with fl_refused("file", "--dataset"):
         fl.data.load("prompts:nothing.jsonl", tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt"\n')
-    with pytest.raises(fl.FLError, match="JSON"):
+    with fl_refused("file", "JSON"):
         fl.data.load("prompts:bad.jsonl", tmp_path)
-    with pytest.raises(fl.FLError, match=r"--dataset.*FILE"):
+    with fl_refused("unsupported", "--dataset", "FILE"):
         fl.data.load("pydoc", text=TextOptions(template="{a}"))
 
 
@@ -132,5 +133,5 @@ def test_prompts__a_masked_model_names_any_token(tmp_path):
         algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
         participants=2, model="transformer_masked", width=0.125, depth=1, text=TextOptions("byte", length=24),
     )  # fmt: skip
-    with pytest.raises(fl.FLError, match="names hidden tokens anywhere"):
+    with fl_refused("unsupported", "--model"):
         fl.build(config)
