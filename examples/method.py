@@ -19,5 +19,5 @@ def careful(fed: fl.Federation) -> fl.Algorithm:
 
 
 ALGORITHMS["careful"] = Method(careful)
-summary = fl.simulate(fl.Config.of(algorithm="careful", clients=10, rounds=10), "runs/careful")
+summary = fl.simulate(fl.Config.of(algorithm="careful", clients=10, rounds=10, width=0.5), "runs/careful")
 print(f"accuracy {summary['final']['accuracy']:.1%}")

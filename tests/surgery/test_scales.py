@@ -452,6 +452,10 @@ def test_scales__statistics_of_norms_and_other_numbers_are_no_saved_scales(caplo
         net[0].register_buffer("decay", torch.tensor(0.9))
     narrow(full, like=half)
     assert not caplog.records
+    half[0].decay.fill_(0.7)  # the classes differ in it: perhaps it is a scale
+    narrow(full, like=half)
+    (record,) = caplog.records
+    assert "0.decay, 0.9 (0.7 in the small one)" in record.getMessage()
 
 
 def test_scales__a_tensor_under_two_names_stays_one():

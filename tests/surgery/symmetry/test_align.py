@@ -113,6 +113,7 @@ class Domain(nn.Module):
 def test_align__repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
     net = Domain()
     net.norms["a"].running_mean.fill_(torch.nan)
+    net.norms["a"].running_var.fill_(torch.nan)
     net.norms["b"].running_mean.fill_(5)
     x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[10.0], [14.0]])
     fixed = repair(net, batches=[x])
