@@ -59,11 +59,14 @@ def prune(axis: Axes) -> None:
 
 
 def recombine(axis: Axes) -> None:
-    """Draw the accuracy of FedMR and FedAvg against rounds."""
+    """Draw the accuracy of FedMR and FedAvg against rounds, the mean of three seeds."""
     for method, name, color, style in (("fedmr", "FedMR", OURS, "-"), ("fedavg", "FedAvg", OTHER, ":")):
-        with (RESULTS / f"papers/fedmr.table1.cifar10.lenet.iid/{method}-seed0.csv").open() as file:
-            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-        points = [(int(row["round"]), float(row["accuracy"])) for row in rows if row["accuracy"]]
+        found: dict[int, list[float]] = defaultdict(list)
+        for file in sorted((RESULTS / "papers/fedmr.table1.cifar10.lenet.dir0.5").glob(f"{method}-seed?.csv")):
+            rows = csv.DictReader(line for line in file.open() if not line.startswith("#"))
+            for row in (row for row in rows if row["accuracy"]):
+                found[int(row["round"])].append(float(row["accuracy"]))
+        points = [(round, mean(several)) for round, several in found.items()]
         _line(axis, points, label=name, color=color, ls=style, lw=2)
     axis.set_title("Train federated")
     axis.set_xlabel("rounds (CIFAR-10)")

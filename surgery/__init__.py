@@ -3,6 +3,7 @@
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from surgery.averaging import average as average
@@ -31,6 +32,18 @@ from surgery.states import unstack as unstack
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.rules import register_rule as register_rule
+
+if _TYPE_CHECKING:  # who checks types sees the rooms, which are imported when they are first used
+    from surgery import adapters as adapters
+    from surgery import experts as experts
+    from surgery import libraries as libraries
+    from surgery import merging as merging
+    from surgery import optimizers as optimizers
+    from surgery import pruning as pruning
+    from surgery import symmetry as symmetry
+    from surgery import transformers as transformers
+    from surgery import vocabulary as vocabulary
+    from surgery import widening as widening
 
 __version__ = next((one.version for one in _metadata.distributions(name="layer-surgery")), "not installed")
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]

@@ -22,7 +22,7 @@ Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUp
 
 
 class Levels(NamedTuple):
-    """Which model each client has on each level, see `fl.analysis.structure`.
+    """The model of each client on each level, see `fl.analysis.structure`.
 
     Attributes:
         names: the kind of each level: "global" (one model), a number (of cluster models) or "personal" (a model

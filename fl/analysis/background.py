@@ -1,4 +1,4 @@
-"""Where results come from: how far runs are, their commands and settings, and which client holds which classes."""
+"""The background of results: the progress, commands and settings of runs, and the classes of each client."""
 
 import json
 import math

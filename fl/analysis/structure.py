@@ -19,7 +19,7 @@ FILE = "structure.json"
 
 @dataclass(frozen=True)
 class Structure:
-    """Which model each client has on each level of a run, and the clusters that its data were dealt out in.
+    """The model of each client on each level of a run, and the clusters of its data.
 
     Raises FLError for values that do not fit together.
     """

@@ -328,7 +328,7 @@ class Dataset:
 
     @property
     def device(self) -> torch.device:
-        """Where clients train: where samples lie, or where those in use are copied to."""
+        """The device on which clients train: where samples lie, or where those in use are copied to."""
         return self.used_on or self.y.device
 
     @property

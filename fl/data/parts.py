@@ -1,4 +1,4 @@
-"""Which samples of a table or a folder are for training, for validation and for testing."""
+"""Divide the samples of a table or a folder into those for training, validation and testing."""
 
 from collections.abc import Callable, Sequence
 

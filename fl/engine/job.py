@@ -41,7 +41,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where the clients train."""
+        """The device on which the clients train."""
         return self.data.device
 
     @property

@@ -56,7 +56,7 @@ class Pace(NamedTuple):
 
     @property
     def stage(self) -> Stage:
-        """Where it stands."""
+        """Its place in the order."""
         return Stage.ARRIVAL
 
     @property

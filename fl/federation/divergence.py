@@ -22,7 +22,7 @@ class WithoutDiverged(NamedTuple):
 
     @property
     def stage(self) -> Stage:
-        """Where it stands."""
+        """Its place in the order."""
         return Stage.DIVERGENCE
 
     def __call__(self, fed: Any, train: Trainer) -> Trainer:

@@ -41,7 +41,7 @@ Trainer: TypeAlias = Callable[[Training], ClientUpdate]
 
 
 class Stage(IntEnum):
-    """Where a middleware stands: those of a smaller stage lie further inside, nearer to training."""
+    """The place of a middleware: those of a smaller stage lie further inside, nearer to training."""
 
     TRAINING = 1
     """It changes what clients learn or send."""
@@ -63,7 +63,7 @@ class Middleware(Protocol):
 
     @property
     def stage(self) -> Stage:
-        """Where it stands."""
+        """Its place in the order."""
 
     def __call__(self, fed: Any, train: Trainer) -> Trainer:
         """Return the trainer that is to take the place of this one, for clients of a federation."""

@@ -21,7 +21,7 @@ from zoo import Spec
 
 
 class Transport(Protocol):
-    """Where clients are, and how the server reaches them.
+    """The way from the server to its clients, wherever they are.
 
     Attributes:
         has_data: whether the data of the clients are in this process.

@@ -1,4 +1,4 @@
-"""Which architecture each client has: the server announces some, and clients choose (FedFA, Alg. 1, lines 1-2)."""
+"""The architecture of each client: the server announces some, and clients choose (FedFA, Alg. 1, lines 1-2)."""
 
 import math
 from collections.abc import Sequence

@@ -153,7 +153,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
 
 
 class _Misfit(Exception):
-    """Why weights do not fit a model; `count` is the number of tensors that do not."""
+    """The reason why weights do not fit a model; `count` is the number of tensors that do not."""
 
     def __init__(self, text: str, count: float) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Who holds which samples: all ways of dealing them out, by name.
+"""Partitions: all ways to divide samples among clients, by name.
 
 kind.py                Kind, what is said of one, its Task, and Partition, what it gives
 split.py               Parts and Splits: the samples of many clients in a few tensors

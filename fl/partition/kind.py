@@ -16,7 +16,7 @@ from fl.partition.split import Parts
 
 
 class Partition(NamedTuple):
-    """Who holds which samples, and which clients are truly alike.
+    """The samples of each client, and the clients that are truly alike.
 
     Attributes:
         parts: the samples of each client, as indices into the training set.

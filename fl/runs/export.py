@@ -29,7 +29,7 @@ from surgery.transfer import host_copies
 
 
 class Origin(NamedTuple):
-    """Where a model that is written comes from.
+    """The origin of a model that is written.
 
     Attributes:
         folder: of the run; None for a module that was given. own: whether the run's model was given from Python.

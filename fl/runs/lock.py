@@ -1,4 +1,4 @@
-"""Which process works in a run folder: one at a time."""
+"""Locks of run folders: one process at a time works in one."""
 
 import errno
 import logging

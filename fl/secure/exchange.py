@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
     @property
     def reasons(self) -> list[str]:
-        """Why each client that is missing was left out, in words."""
+        """The reason why each client that is missing was left out, in words."""
         return [f"client {client} is left out ({reason})" for client, reason in self.excluded.items()]
 
 

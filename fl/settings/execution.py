@@ -13,7 +13,7 @@ from fl.settings.topic import Topic
 
 @dataclass(frozen=True)
 class ExecutionSettings(Topic):
-    """Where and how a run is computed."""
+    """The device, backend and files of a run."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""

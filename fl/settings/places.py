@@ -1,4 +1,4 @@
-"""Where a setting is: its topic and field, from its name on the command line. Flags are flat, settings are not.
+"""The place of a setting, its topic and field, from its name on the command line. Flags are flat, settings are not.
 
 A new setting is a field of its topic, or a field that is a dataclass of several; nothing else names it. One of no topic
 is a field of `fl.Config`, and stands in `OWN`.

@@ -89,7 +89,8 @@ def prune(
     if not 1 <= steps <= 1000:
         raise SurgeryError(f"--steps {steps}: give a whole number from 1 to 1000", code="argument")
     criterion = _criterion_of(importance, "--importance")
-    model, how = source.open(), {"steps": steps, "heads": heads, "rounding": rounding}
+    model = source.open()
+    how: dict[str, Any] = {"steps": steps, "heads": heads, "rounding": rounding}
     target["even"] = even
     size = surgery.pruning.Target(**target)
     small, plan, _ = surgery.pruning.prune(
@@ -124,7 +125,7 @@ def widen(
         strict: end with an error if a hidden width cannot grow
     """
     draws, model = flags.generator(seed), source.open()
-    how = {"rate": rate, "mode": mode, "noise": noise, "keep": keep, "heads": heads, "strict": strict}
+    how: dict[str, Any] = {"rate": rate, "mode": mode, "noise": noise, "keep": keep, "heads": heads, "strict": strict}
     wide, plan = surgery.widening.widen(model.loaded(), generator=draws, **how, **model.run_arguments())
     dtypes = metas(model.values)
     values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}

@@ -1,4 +1,4 @@
-"""Which depths are asked for, and the ways in which a section may reach them."""
+"""Read the depths that are asked for, and list the ways in which a section may reach them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product

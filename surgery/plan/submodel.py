@@ -47,7 +47,7 @@ Edit: TypeAlias = Mapping[str, Any]  # a JSON object: a change of a module, see 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Where each tensor of a small model lies in a full one.
+    """A small model's tensors, and the places of each in a full one.
 
     The index of an axis is a tuple of ranges (start, stop), in any order; `as_runs([3, 1, 2])` makes it from positions.
     Position j of the small model is read from the j-th position in the ranges. So an index selects positions, permutes

@@ -1,4 +1,4 @@
-"""Where a model has one row for each token of its vocabulary, and where it knows tokens by their numbers."""
+"""Find the tables of a model with a row for each token, and the numbers by which it knows tokens."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -276,7 +276,7 @@ class _Growth:
 
     @property
     def undescribed(self) -> str:
-        """Why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
         return self._configured[1] if self.choice else ""
 
     @cached_property

@@ -134,7 +134,7 @@ class Attempt:
 
     @property
     def undescribed(self) -> str:
-        """Why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
         return self._configured[1]
 
     @cached_property

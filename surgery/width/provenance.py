@@ -1,4 +1,4 @@
-"""Which attribute of a model gave which number: numbers that remember where they came from.
+"""Numbers that remember the attributes of a model that they came from.
 
 On a copy of the model the integers and floats among the attributes of modules, and of configurations that they hold,
 are replaced by subclasses of `int` and `float` that keep an expression, through arithmetic, until an operation takes
@@ -22,7 +22,7 @@ Number: TypeAlias = int | float
 
 
 class Place(NamedTuple):
-    """Where a number is kept: an attribute of a module, or an entry of one that is a list.
+    """The place of a number: an attribute of a module, or an entry of one that is a list.
 
     Attributes:
         module: the module's name.

@@ -22,7 +22,7 @@ _SAMPLE_BYTES = 24  # a sample's number, and copies of it while samples are part
 
 
 class Link(Protocol):
-    """Who carries requests, see `fl.extensions.flower.flower`."""
+    """Carrier of requests, see `fl.extensions.flower.flower`."""
 
     def nodes(self) -> Sequence[Address]:
         """Return the nodes that are connected."""

@@ -120,7 +120,7 @@ def assert_near(state, expected):
     torch.testing.assert_close(dict(state), dict(expected), rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
-def test_distance__stage_one_averages_and_then_recombines(make_federation):
+def test_fedmr__stage_one_averages_and_then_recombines(make_federation):
     fed = make_federation("cnn", participants=3)
     history = play(fedmr(fed, FedMROptions(stage1_rounds=2)), fed, 3)
     for number, (server, _) in enumerate(history, 1):
