@@ -26,7 +26,8 @@ PANELS = {
 }
 """From a panel's title to the arms that it shows, and their methods."""
 LOOKS = {"fedfa": COLORS[0], "nefl": COLORS[1], "heterofl": COLORS[2], "flexifed": COLORS[4], "fedavg": "0.45"}
-MARKS = dict(zip(LOOKS, "os^Dv"))  # for readers who cannot tell the colours
+MARKS = dict(zip(LOOKS, ("o-", "s--", "^-.", "D:", "v--")))  # for readers who cannot tell the colours
+NAMES = {"fedfa": "FedFA", "nefl": "NeFL", "heterofl": "HeteroFL", "flexifed": "FlexiFed", "fedavg": "FedAvg"}
 _HIGH = 3.2  # inches
 
 
@@ -48,23 +49,14 @@ def panel(
     for name, points in lines.items():
         mean, wide = zip(*points.values())
         axis.errorbar([*points], mean, wide, fmt="none", capsize=3, elinewidth=1, ecolor=LOOKS[name])
-        dash = "--" if name == "fedavg" else "-"
-        axis.plot([*points], mean, MARKS[name] + dash, ms=5, color=LOOKS[name], label=name)
+        axis.plot([*points], mean, MARKS[name], ms=5, color=LOOKS[name], label=NAMES[name])
     dress(axis, "test accuracy" if axis.get_subplotspec().is_first_col() else "", percent=True)
     axis.set_ylim(0, 1)
     axis.set_xlim(-0.2, len(values) - 0.8)
     axis.set_xlabel(label)
     axis.set_xticks(range(len(values)), list(map(str, values)))
     axis.set_title(title, fontsize=10)
-
-
-def explain(figure: Figure, notes: Sequence[str]) -> None:
-    """Write the names of the lines, and notes, below the panels."""
-    caption(
-        figure,
-        notes,
-        {line.get_label(): line for axis in figure.axes for line in axis.lines if line.get_label()[0] != "_"},
-    )
+    axis.legend(loc="lower left", frameon=False, fontsize=8)
 
 
 def draw_lambda(out: Path) -> None:
@@ -81,12 +73,12 @@ def draw_lambda(out: Path) -> None:
             }
             for arm, name in names.items()
         }
-        panel(axis, [amplify for amplify, _ in shown], lines, "lambda (0: no attack)", title)
+        panel(axis, [amplify for amplify, _ in shown], lines, "updates enlarged, times (0: no attack)", title)
     counts = {len(seeds) for _, values in shown for seeds in values.values()}
     seeds = "2 seeds" if counts == {2} else "1 or 2 seeds (no bar: one)"
-    explain(figure, ["mean of the last five evaluations", f"bar: ± one standard deviation over {seeds}",
-                     "broken grey: everybody has the full model"])  # fmt: skip
-    figure.suptitle("digits, IID, a fifth of the clients malicious, 15 rounds", fontsize=11)
+    caption(figure, ["mean of the last five evaluations", f"bar: ± one standard deviation over {seeds}",
+                     "FedAvg: everybody has the full model"])  # fmt: skip
+    figure.suptitle("Digits, IID, a fifth of the clients malicious, 15 rounds", fontsize=11)
     save(figure, out)
 
 
@@ -101,8 +93,8 @@ def draw_share(out: Path) -> None:
         lines.setdefault(row["method"], {})[values.index(row["attack.share"])] = point
     figure = Figure(figsize=(5.4, _HIGH), layout="constrained")
     panel(figure.subplots(), values, lines, "share of malicious clients", "")
-    explain(figure, ["after 20 rounds", "bar: ± one standard deviation over 2 seeds"])
-    figure.suptitle("digits, IID, lambda 5, attackers with the largest model", fontsize=11)
+    caption(figure, ["after 20 rounds", "bar: ± one standard deviation over 2 seeds"])
+    figure.suptitle("Digits, IID, updates enlarged 5 times, attackers with the largest model", fontsize=11)
     save(figure, out)
 
 
