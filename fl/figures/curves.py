@@ -222,13 +222,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
         if key in names:
             end = [row[key] for row in rows if key in row][-1]
             lost = "" if math.isfinite(end) else f", then {end}"
-            curve(
-                axis,
-                [rows],
-                key,
-                label + lost,
-                {"color": color, "lw": 1.5 if color == COLORS[0] else 1.2, "ls": "-" if color == COLORS[0] else "--"},
-            )
+            look = {"lw": 1.5, "ls": "-"} if color == COLORS[0] else {"lw": 1.2, "ls": "--"}
+            curve(axis, [rows], key, label + lost, {"color": color, **look})
 
     line(accuracy, score, COLORS[0], "global model")
     if "models_accuracy" in names:
