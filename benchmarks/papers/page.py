@@ -25,6 +25,8 @@ _INTRO = """# Which results of the papers hold
 The claims in the three papers' abstracts come first, then each paper's numbers beside ours. A *cell* is one comparison
 of a paper, and our runs for it. [How to read the tables](#how-to-read-the-tables). Details: [FedMR](fedmr.md),
 [FeMAM](femam.md), [FedFA](fedfa.md).
+
+<div id="filter-rows"></div>
 """
 _RULES = """## How to read the tables
 

@@ -5,8 +5,8 @@ and a mkdocs.yml beside them, for any builder that reads Markdown: then `zensica
 
 Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
 links are written anew, and the files that pages link to (measurements, sources) are copied into it. Folders are named
-only, as it has none but the gallery. A picture links to itself, as on GitHub, so that a phone shows it large. The list
-of models gets the script that filters it.
+only, as it has none but the gallery. A picture links to itself, as on GitHub, so that a phone shows it large. Long
+tables get a script that filters them.
 """
 
 import os
@@ -32,7 +32,8 @@ _NAMED = re.compile(r"(?<!!)\[([^\[\]]*)\](\((?!\w+:|#)([^)#\s]+)\))")
 _PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+)\)$", flags=re.MULTILINE)
 _VERDICT = re.compile("([✓≈✗]) (?:ordering |not )?reproduced")
 _VERDICTS = {"✓": "yes", "≈": "order", "✗": "no"}  # classes of docs/stylesheets/extra.css
-_FILTER = '<div id="filter-models"></div>'
+_FILTERS = {"filter-models": "models.js", "filter-rows": "rows.js"}
+"""From an element of a page to the script in docs/hooks that puts a box there."""
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -128,7 +129,10 @@ def _for_the_site(text: str, source: str) -> str:
 
     text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
     text = _VERDICT.sub(lambda found: f'<span class="verdict {_VERDICTS[found[1]]}">{found[0]}</span>', text)
-    return text.replace(_FILTER, f"{_FILTER}\n<script>\n{(ROOT / 'docs/hooks/models.js').read_text()}</script>")
+    for name, script in _FILTERS.items():
+        place = f'<div id="{name}"></div>'
+        text = text.replace(place, f"{place}\n<script>\n{(ROOT / 'docs/hooks' / script).read_text()}</script>")
+    return text
 
 
 def _name(path: str) -> str:
