@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
     Attributes:
         macs: the multiply-accumulates of one forward pass on the example.
-        parameters: how many it has.
+        parameters: the number of parameters.
     """
 
     macs: int
@@ -43,9 +43,9 @@ class Pruned(NamedTuple):
     """The result of `prune`.
 
     Attributes:
-        model: the small model, with the weights that it was trained to.
-        plan: where it lies in the full one, over all steps.
-        sizes: of the full model, and of the model after each step.
+        model: the small model, as trained last.
+        plan: where the small model's tensors lie in the full model, over all steps.
+        sizes: the sizes of the full model and of the model after each step.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class Pruned(NamedTuple):
     sizes: tuple[Size, ...]
 
     def __str__(self) -> str:
-        """Lay the sizes out as a table, with their shares of the full model's.
+        """Return a table of the sizes, with their shares of the full model.
 
         >>> print(Pruned(nn.Identity(), Plan({}, {}), (Size(800, 904), Size(600, 679), Size(400, 454))))
                        MACs     parameters
@@ -86,40 +86,41 @@ def prune(
     rounding: Rounding = math.ceil,
     strict: bool = False,
 ) -> Pruned:
-    """Cut a model down to a size, at once or in steps: score its positions, cut, train, and score again.
+    """Prune a model to a size, at once or in steps.
 
-    Scores of
-    torch-pruning's classes are compared as those leave them (`Target(normalise=False)`), as torch-pruning does. The cut
-    to the target is tried on the full model before anything else, so that what cannot be reached is refused before
-    hours of training, and what stays whole is logged once.
+    First try the cut to the target on the full model. This refuses unreachable targets before training, and logs once
+    which widths cannot shrink. Then each step scores the positions, cuts the model, and trains it. Scores of
+    torch-pruning's classes are compared without normalisation (`Target(normalise=False)`), as in torch-pruning.
 
     Args:
         model: any module; it is not changed.
         example, keep, output, heads, rounding: as for `surgery.narrow`.
-        target: how large the last model may be, as a share of the full one or as a number, of one thing or several:
-            `Target(macs=0.5)`, `Target(parameters=4_000_000, macs=300e6)`. Its floor is a share of the full model's
-            widths in all steps.
-        importance: a criterion, as `by` of `surgery.pruning.importance`: its name, a function of a parameter's name,
-            rows and an axis, or an object of one of torch-pruning's importance classes. Or a function of a model alone
-            that gives scores as `surgery.pruning.importance` does. It is given the model itself that is cut, in each
-            step, and is to leave it as it is. Or such
-            scores themselves, or None: all widths then keep the same share, and of each the first positions stay.
+        target: the largest size of the last model, as shares of the full model or as numbers: `Target(macs=0.5)`,
+            `Target(parameters=4_000_000, macs=300e6)`. Its floor is a share of the full model's widths in all steps.
+        importance: one of four:
+
+            - a criterion, as `by` of `surgery.pruning.importance`: a name, a function of a parameter's name, rows and
+              an axis, or an object of one of torch-pruning's importance classes;
+            - a function from a model to scores like those of `surgery.pruning.importance`. It receives the model of
+              each step and must not change it;
+            - such scores;
+            - None: all widths keep the same share, their first positions.
         batches, loss: as for `surgery.pruning.importance`.
-        steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
-            target after each, falling to it: `[0.8, 0.65, 0.5]` (for a target that is one share).
-        finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
-            changes the model in place, or returns one with tensors of the same names and shapes. Without it batch norms
-            keep their old statistics, and the scores of later steps that need `batches` are wrong: a warning says so.
-            `lambda model, step: surgery.symmetry.repair(model, batches=inputs)` measures the statistics again.
-        strict: as for `surgery.narrow`, of the cut to the target that is tried first.
+        steps: number of steps; each removes equally many positions, as in torch-pruning. Or, for a target that is one
+            share, the shares after each step, falling to the target: `[0.8, 0.65, 0.5]`.
+        finetune: trains the small model after each step; called with the model and the step's number, from 1. It
+            changes the model in place, or returns a model with tensors of the same names and shapes. Without `finetune`
+            batch norms keep their old statistics. This makes later scores that need `batches` wrong, and a warning says
+            so. `lambda model, step: surgery.symmetry.repair(model, batches=inputs)` measures the statistics again.
+        strict: as for `surgery.narrow`; applies to the first, full cut.
 
     Returns:
-        The small model, the plan that maps its state to the full model's, and the sizes before and after each step.
-        `plan.extract(model)` are the small model's tensors as they were before any training.
+        The small model, the plan that maps its state to the full model's, and the sizes before the first step and after
+        each. `plan.extract(model)` returns the small model's tensors as they were before any training.
 
     Raises:
-        SurgeryError: as `surgery.narrow` and `surgery.pruning.importance` do; for steps that do not fall to the target,
-            and for a model of other tensors from `finetune`.
+        SurgeryError: as `surgery.narrow` and `surgery.pruning.importance` do. If the steps do not fall to the target.
+            If `finetune` returns a model with other tensors.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 4))
@@ -139,7 +140,7 @@ def prune(
             f"{called(importance)} takes neither a name, rows and an axis (a criterion) nor a model alone",
             code="argument",
         )
-    if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
+    if is_pruner(importance):  # its class normalises scores itself; LAMP normalises otherwise
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
     if len(shares) > 1 and finetune is None and importance in OF_DATA and _has_statistics(model):
@@ -150,61 +151,61 @@ def prune(
             steps,
             importance,
         )
-    batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
+    batches = list(batches) if isinstance(batches, Iterator) else batches  # every step reads them
 
     def scores(net: nn.Module) -> Scores | None:
         if importance is None or isinstance(importance, Mapping):
             return importance
         if not callable(importance) or is_criterion(importance) or is_pruner(importance):
-            given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
-            return score_widths(net, **given)
+            return score_widths(net, example=example, by=importance, batches=batches, loss=loss, output=output)
         measure: Any = importance
         with explained(f"{called(importance)}(model) fails"):
-            found = measure(net)
-        if not isinstance(found, Mapping):
-            raise SurgeryError(f"{called(importance)}(model) gives {type(found).__name__}, not scores", code="argument")
-        return found
+            result = measure(net)
+        if not isinstance(result, Mapping):
+            kind = type(result).__name__
+            raise SurgeryError(f"{called(importance)}(model) gives {kind}, not scores", code="argument")
+        return result
 
-    who = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
+    scorer = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
-    asked = Request(model, example, demand, output, strict, scores(model), sizing(target, by=who))
-    found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
-    full = {what: _cost(found, what).full for what in target.wanted}
+    request = Request(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
+    cut = final(request)  # refuse now; report shortfalls once
+    full = {what: _cost(cut, what).full for what in target.wanted}
     target = target.as_shares(full)
     if len(shares) == 1 or strict:
-        _report_missed(target, _limits(found, target).share(found.chosen.choice), strict)
-    finish(found)
-    sizes_before = {name: atom.size for name, atom in named_widths(found.solution).items()}
-    asked = replace(asked, strict=False)
-    told = {(one.tensor, one.axis) for one in found.whole}
+        _report_missed(target, _limits(cut, target).share(cut.chosen.choice), strict)
+    finish(cut)
+    sizes_before = {name: atom.size for name, atom in named_widths(cut.solution).items()}
+    request = replace(request, strict=False)
+    reported = {(width.tensor, width.axis) for width in cut.whole}
     left = full
-    net, plan, sizes = model, None, [_size(found, {})]
+    net, plan, sizes = model, None, [_size(cut, {})]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
-            known = asked.scores if number == 1 else scores(net)
+            step_scores = request.scores if number == 1 else scores(net)
             try:
                 limits = target.wanted if isinstance(steps, int) else {target.what: share}
                 part = target.of({w: min(1.0, limit * full[w] / left[w]) for w, limit in limits.items()})
-                wanted = replace(asked, model=net, scores=known, sizing=sizing(part, sizes_before, who))
-                if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
-                    ahead = attempt(wanted, found.known)
+                step = replace(request, model=net, scores=step_scores, sizing=sizing(part, sizes_before, scorer))
+                if isinstance(steps, int) and number < steps:  # an equal part of what is left to cut
+                    ahead = attempt(step, cut.known)
                     count = _cost(ahead, "positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     part = target.of({"positions": stay / count.full})
-                    wanted = replace(wanted, sizing=sizing(part, sizes_before, who))
-                found = final(wanted)
+                    step = replace(step, sizing=sizing(part, sizes_before, scorer))
+                cut = final(step)
             except SurgeryError as error:
                 raise SurgeryError(
                     f"step {number} of {len(shares)}, from {_used(target, left, full):.1%}: {error}", code=error.code
                 ) from error
-            if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
+            if fresh := [width for width in cut.whole if (width.tensor, width.axis) not in reported]:
                 _log.warning(listed(net, fresh))
-                told |= {(one.tensor, one.axis) for one in fresh}
-        net, choice = found.plan.build(net), found.chosen.choice
-        left = {what: _cost(found, what)(choice) for what in full}
-        plan = plan.compose(found.plan) if plan else found.plan
-        sizes.append(_size(found, choice))
-        net = _trained(net, finetune, number)
+                reported |= {(width.tensor, width.axis) for width in fresh}
+        net, choice = cut.plan.build(net), cut.chosen.choice
+        left = {what: _cost(cut, what)(choice) for what in full}
+        plan = plan.compose(cut.plan) if plan else cut.plan
+        sizes.append(_size(cut, choice))
+        net = _train(net, finetune, number)
     if len(shares) > 1:
         _report_missed(target, _used(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
@@ -216,7 +217,7 @@ def _has_statistics(model: nn.Module) -> bool:
 
 
 def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
-    """Return the share of the full model that each step is on its way to."""
+    """Return the share of the full model that each step aims at."""
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
         return [target.share] * steps
     if len(target.wanted) > 1 or target.share > 1:
@@ -231,37 +232,38 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     return shares[1:]
 
 
-def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
-    """Return the model after a step's training; SurgeryError if it has other tensors than before."""
+def _train(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
+    """Train a step's model, and return it; SurgeryError if it has other tensors than before."""
     if finetune is None:
         return net
     before = shapes_of(net)
-    made = finetune(net, number)
-    made = net if made is None else made
-    if not isinstance(made, nn.Module):
-        raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}, no model or None", code="argument")
-    check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
-    return made
+    result = finetune(net, number)
+    trained = net if result is None else result
+    if not isinstance(trained, nn.Module):
+        kind = type(trained).__name__
+        raise SurgeryError(f"finetune(model, {number}) gives {kind}, no model or None", code="argument")
+    check_same_shapes(before, shapes_of(trained), "the narrow model", f"what finetune(model, {number}) gives")
+    return trained
 
 
 def _used(target: Target, left: Mapping[What, int], full: Mapping[What, int]) -> float:
-    """Return the share that is left, as `Limits.share` does."""
+    """Return the share of the full model that is left, see `Limits.share`."""
     if len(full) == 1:
         return left[target.what] / full[target.what]
     return max(left[what] / full[what] / share for what, share in target.wanted.items()) * target.share
 
 
-def _limits(found: Attempt, target: Target) -> Limits:
-    return Limits(target, found.seen.model, found.solution, found.seen.found.lengths[0])
+def _limits(cut: Attempt, target: Target) -> Limits:
+    return Limits(target, cut.seen.model, cut.solution, cut.seen.found.lengths[0])
 
 
-def _cost(found: Attempt, what: What) -> Cost:
-    """Count the MACs or parameters that any choice of positions leaves."""
-    return Cost(found.seen.model, found.solution, what, found.seen.found.lengths[0])
+def _cost(cut: Attempt, what: What) -> Cost:
+    """Return a function that counts what any choice of positions leaves, such as its MACs."""
+    return Cost(cut.seen.model, cut.solution, what, cut.seen.found.lengths[0])
 
 
-def _size(found: Attempt, choice: Choice) -> Size:
-    return Size(_cost(found, "macs")(choice), _cost(found, "parameters")(choice))
+def _size(cut: Attempt, choice: Choice) -> Size:
+    return Size(_cost(cut, "macs")(choice), _cost(cut, "parameters")(choice))
 
 
 def _report_missed(target: Target, share: float, strict: bool) -> None:

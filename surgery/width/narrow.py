@@ -45,7 +45,9 @@ def narrow(
     rounding: Rounding = math.ceil,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """Return a narrower copy of any module: the first, or the best, ceil(width * C) positions of every width C.
+    """Return a narrower copy of a module.
+
+    Of the C positions of every width, ceil(width * C) stay: the first ones, or with `scores` the best ones.
 
     Give exactly one of three arguments. `width` says how many positions stay. `positions` says which ones stay. `like`
     is a smaller model: its copy gets the first positions of every axis, and nothing runs.
@@ -59,12 +61,14 @@ def narrow(
     Args:
         model: any module; it is not changed.
         width: the share in (0, 1] of every hidden width that stays, such as 0.5. Or a dictionary from names of modules
-            to the share (a float) or the number of positions (an int) of the widths that the modules make:
-            `{"layer1": 0.5, "*.mlp.fc1": 64, "*": 0.75}`. A pattern matches the names of a module and of all modules
-            inside it; `*`, `?` and `[...]` are as in file names. The first pattern that matches counts. A width that no
-            pattern matches keeps its size, so a last "*" sets the share of all others. A number is the exact length of
-            the axis that a module makes, whatever `rounding` is: with four heads a multiple of 4, for an LSTM all gates
-            together. Note that 1 is one position, and 1.0 all of them.
+            to the share (a float) or the number of positions (an int) of the widths that the modules make: `{"layer1":
+            0.5, "*.mlp.fc1": 64, "*": 0.75}`. A pattern matches the names of a module and of all modules inside it;
+            `*`, `?` and `[...]` are as in file names. The first pattern that matches counts. A width that no pattern
+            matches keeps its size, so a last "*" sets the share of all others. An int is the exact length of the axis
+            that a module makes, whatever `rounding` is. 1 is one position, and 1.0 all of them. Two examples:
+
+            - a projection to four heads: the length is a multiple of 4;
+            - an LSTM: the length covers all of its gates.
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; not needed with `like`. The
             axes of the input and of the output (classes) keep their size, as does all that no forward pass uses.
         like: a smaller model of the same architecture, with the same names of tensors; it is not changed. It excludes
@@ -79,9 +83,9 @@ def narrow(
         output: selects the part of the output that must keep its shape: `lambda y: y.logits` for a model that also
             returns its hidden states. If it computes (`lambda y: y.logits[:, -1]`), its operands keep their shape.
         heads: `inside` keeps all heads of an attention and narrows each of them. Of 4 heads with 25 positions, 13
-            positions each stay; another width of 100 then keeps 52 if the code reads one size from the other. `drop`
-            keeps the first heads. It is refused if constants or scales that the code makes change with the number of
-            heads (as in BLOOM).
+            positions each stay, 52 together. If the code takes one size from the other, another width of 100 also keeps
+            52. `drop` keeps the first heads. It is refused if constants or scales that the code makes change with the
+            number of heads (as in BLOOM).
         rounding: a function from share * C to the number of positions that stay, from 1 to C. Or a whole number: round
             up to a multiple of it. `zoo.divisor8` gives the multiples of 8 in MobileNets.
         strict: whether each of these is an error. Without it they are logged as a warning with the reasons, and it is
@@ -89,8 +93,7 @@ def narrow(
 
             - a hidden width that does not shrink although it was to;
             - a tensor that no pass has used, although it is as long as a width that shrinks;
-            - a constant of the code along a width with a fixed order, if the narrow model's constant is not the first
-              positions of the full model's;
+            - a constant that is not a prefix of the full model's, along a width with a fixed order;
             - a number that scales attention and does not change, since it is no power of a width;
             - with one share for all widths, a configuration that cannot express the new widths.
 
@@ -98,11 +101,12 @@ def narrow(
         The narrow module, and the plan that maps its state to the model's.
 
     Raises:
-        SurgeryError: if no hidden width can shrink, or with `strict` if one cannot (a model without any is copied). If
-            a pattern matches no module, or changes nothing. If a width cannot keep the given number of positions, or
-            if modules that make one width get different shares. If scores are of another model, or missing for a width
-            that is to shrink. If `like` has other names of tensors than the model (another depth, say), or is larger
-            somewhere. If positions are of a width that the model does not have, or that cannot shrink.
+        SurgeryError: if no hidden width can shrink (a model that has none is copied). With `strict`, if any hidden
+            width cannot. If a pattern matches no module, or changes nothing. If a width cannot keep the given number of
+            positions, or if modules that make one width get different shares. If scores are of another model, or
+            missing for a width that is to shrink. If `like` has other names of tensors than the model (another depth,
+            say), or is larger somewhere. If positions are of a width that the model does not have, or that cannot
+            shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -220,7 +224,7 @@ class Width(NamedTuple):
         name: the width's name for `surgery.symmetry.permute`, `importance` and `narrow(..., scores=)`.
         grouping: "heads" or "groups" if a position is a whole head or group. Positions inside of heads or groups are
             another width, the same for all of them.
-        order: why the positions cannot be reordered, or "". Then the first ones stay if not all do.
+        order: why the positions cannot be reordered, or "". Then `narrow` keeps the first ones.
 
     >>> Width(6, 3, "", (("fc1.weight", 0), ("fc2.weight", 1)), "fc1.weight:0")
     Width(fc1.weight:0, 6 -> 3)
@@ -319,7 +323,7 @@ def widths(
             return cause.text if cause else ""
         if atom.grouping:
             return "it tells heads or groups apart, and each of these shrinks"
-        return "a smaller share rounds to all of it, or another digit of the same width shrinks"
+        return "a smaller share rounds to all of it, or another factor of this width shrinks"
 
     table = Widths(
         Width(
