@@ -128,7 +128,7 @@ def support_tables(found: dict, names: list[str]) -> str:
         table(["models", *(f"`{o}`" for o in JUDGED)], summary),
         "## What is refused",
         table(["operation", "why", "models"], reasons(rows)),
-        "## Which widths stay whole",
+        "## Widths that cannot shrink",
         "For each operation, the number of models with such a width:",
         table(["why", "`narrow`", "`prune`", "`widen`"], whole_widths(rows)),
     ]

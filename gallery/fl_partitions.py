@@ -1,6 +1,6 @@
-"""Who holds what: partitions compared
+"""Partitions compared
 
-The same digits are dealt out to 20 clients in four ways. A row is a client, a column a class, dark is many samples.
+The same digits are split among 20 clients in four ways. A row is a client, a column a class, dark is many samples.
 """
 
 import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""Average models though one of them is wrong
+"""Robust averaging: mean, trimmed mean, median
 
 Nine models agree but for noise, the tenth is something else. The mean follows it; a trimmed mean and the median do not.
 """

@@ -1,4 +1,4 @@
-"""A window that rolls over a large model
+"""FedRolex: rolling windows
 
 `narrow(net, like=small)` cuts the first channels out of a model; `rolling` moves that window on, so that in time all of
 it is trained.

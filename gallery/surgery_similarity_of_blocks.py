@@ -1,4 +1,4 @@
-"""Copies of blocks move apart while they learn
+"""Measure distances between copied blocks
 
 `graft` makes a network deeper by copies of its blocks. How far they are from each other is measured as it trains.
 """

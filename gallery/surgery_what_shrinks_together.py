@@ -1,4 +1,4 @@
-"""What shrinks together
+"""List the widths of a model
 
 A width lies along axes of many tensors, which can only be cut together. These are the widths of four kinds of models.
 """

@@ -35,8 +35,8 @@ class FedMROptions:
     ResNet-20 and VGG-16, 0 for the CNN)"""
     secure: Annotated[int, number(int, least=0, most=100), Rare()] = 0
     """how often the clients exchange pieces before they upload, so that the server receives only recombined models
-    (Appendix B); 0: never; needs the extra `secure`; a client uploads its number of pieces times the size of the
-    longest piece (VGG-16 for CIFAR-10: 14.5 times its model), and sends as much to other clients in each repeat"""
+    (Appendix B); 0: never; needs the extra `secure`. Upload of a client: (number of pieces) x (longest piece); VGG-16
+    for CIFAR-10: 14.5 models. Each repeat sends as much again, to other clients"""
     align: Annotated[bool, Rare()] = False
     """permute the hidden widths of the clients' models so that they match the first model, before the server averages
     and recombines them (Git Re-Basin, Ainsworth et al., 2023); each model still computes the same"""

@@ -55,7 +55,7 @@ class Federation:
         create: makes another model, initialised from a generator, for methods that need several; or None.
         spec: the zoo's name and settings of the model; None for a model that was given as a module.
         fleet: each client's architecture, for methods where architectures differ. Then `model` is the global model,
-            which contains all architectures. If they have no plans, it is one of the architectures. None: all clients
+            which contains all architectures. Without plans `model` is any one of them. None: all clients
             have `model`.
         start: the trained weights that the run begins with; None: random ones.
         truth: the true cluster of each client's data on each level of the partition: [levels, clients]; None: unknown.
@@ -214,7 +214,7 @@ class Federation:
             return mean
         entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]
         names = {source.name for name, sources in entries if name in frozen for source in sources}
-        names -= set(self.trainable)  # a frozen block may stand for deeper ones that are trained
+        names -= set(self.trainable)  # a client's frozen block may map to trained blocks
         return mean | {name: fallback[name].clone() for name in names}
 
     def needs(self) -> dict[str, str]:

@@ -215,8 +215,9 @@ def simulate(
     Methods with models on levels add structure.json and structure.png. Clients of different architectures add
     architectures.csv and, if each always has the same part of the global model, coverage.png.
 
-    `resume` continues a run that was interrupted at any moment. The result is the same as without the interruption: on
-    a CPU with the same backend and number of threads in every bit, on a GPU as far as its kernels are deterministic.
+    `resume` continues a run that was interrupted at any moment. On a CPU, with the same backend and number of
+    threads, the result is bit for bit the result without the interruption. On a GPU it is the same as far as the GPU's
+    kernels are deterministic.
 
     Under torchrun every process calls this function with the same arguments. The first process writes the folder, and
     all return the summary.
