@@ -180,9 +180,9 @@ def target_table(
         lines.append([label, seeds[label], *cells])
     what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
-        f"up to the first evaluated round with a global test {what}, mean over the seeds that reached it;\n"
-        f"{costs['megabytes'].heading} of a client; MACs of all clients' forward passes (a training step costs about "
-        "three forward passes)\n"
+        f"up to the first evaluated round with a global test {what}; mean over the seeds that reached it\n"
+        f"{costs['megabytes'].heading}: traffic of a client\n"
+        "MACs: forward passes of all clients (a training step costs about three forward passes)\n"
         f"{lay_out(lines)}"
     )
 

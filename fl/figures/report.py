@@ -151,7 +151,8 @@ def report(
     if target is not None:
         costs: list[str] = []
         note = target_table(groups, target, lambda lines: costs.append(_html_table(lines)) or "")
-        tables.append(f"<p>{escape(note.strip())}</p>{costs[0]}")
+        lines = "<br>".join(escape(note.strip()).splitlines())
+        tables.append(f"<p>{lines}</p>{costs[0]}")
     spread = " (mean ± standard deviation over seeds)" if any(len(one) > 1 for one in groups.values()) else ""
     head = (
         f"{len(groups)} {'method' if len(groups) == 1 else 'methods'}, {len(runs)} runs" if len(runs) > 1 else "1 run"

@@ -231,8 +231,9 @@ def test_compare__a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     plain = compare.compare([tmp_path], tmp_path / "f.png")
     text = compare.compare([tmp_path], tmp_path / "f.png", target=0.7)
     assert text.startswith(plain + "\n\n")
-    said, unit, *lines = text.removeprefix(plain).strip().splitlines()
+    said, unit_of_traffic, unit, *lines = text.removeprefix(plain).strip().splitlines()
     assert "global test accuracy of 70% or more" in said
+    assert unit_of_traffic.startswith("MB")
     assert "forward passes" in unit
     assert sorted(map(cells, lines)) == [
         ["fedfa", "2", "1.5", "2.25", "8.00", "3.0"],  # rounds 2 and 1
@@ -242,7 +243,7 @@ def test_compare__a_target_tells_what_runs_took_to_it(tmp_path, drawn):
         ["nefl", "1 of 2", "3", "4.50", "24.00", "6.0"],
     ]
     few = groups.target_table(found(mac_run(tmp_path / "e", [1.0], macs=1e8)), 1.0)
-    assert [cells(line)[4] for line in few.splitlines()[2:]] == ["GMAC", "0.20"]
+    assert [cells(line)[4] for line in few.splitlines()[3:]] == ["GMAC", "0.20"]
 
 
 def test_compare__a_target_above_one_is_a_perplexity(tmp_path):
