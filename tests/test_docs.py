@@ -10,7 +10,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -158,13 +157,12 @@ def assert_sound(name):
 
 @pytest.mark.nightly
 def test_docs__a_method_is_one_file(tmp_path):
-    """The guide's, put where it says, and run as it says."""
-    shutil.copytree(ROOT / "fl", tmp_path / "fl")
+    """The guide's, in an empty folder, run as it says; its options are flags."""
     guide = PAGES["docs/guides/method.md"]
-    (tmp_path / "fl/algorithms/slowmo.py").write_text(blocks(guide, "python")[0].code)
+    (tmp_path / "my_slowmo.py").write_text(blocks(guide, "python")[0].code)
     _, *words = blocks(guide, "sh")[0].code.split()
-    assert "slowmo" in words[3]
-    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    assert "my_slowmo:METHOD" in words[3]
+    paths = {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, *words, "--rounds", "2"], cwd=tmp_path, env={**os.environ, **paths}, check=True)
     assert "slowmo" in next(tmp_path.glob("runs/*/comparison.txt")).read_text()
 
@@ -183,6 +181,15 @@ def anchors(text):
     headings = re.findall(r"^#+ (.*)", prose(text), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
     return {re.sub(r" +", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_docs__code_has_at_most_85_columns(page):
+    """Programs may print longer lines: the fences `text`, and what follows the command in `console`."""
+    fences = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    code = [text for language, text in fences if language not in ("text", "console")]
+    code += re.findall(r"^\$ (?:.*\\\n)*.*", PAGES[page], flags=re.MULTILINE)
+    assert [line for text in code for line in text.splitlines() if len(line) > 85] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -483,7 +490,7 @@ CONSOLES = [
 
 @pytest.mark.parametrize("block", CONSOLES)
 def test_docs__short_commands_print_what_the_page_says(block, tmp_path, monkeypatch, capsys):
-    line, _, output = block.code.partition("\n")
+    line, _, output = block.code.replace("\\\n", " ").partition("\n")
     ((_, _, module, *arguments),) = split(line.removeprefix("$ "))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
