@@ -31,7 +31,7 @@ RIGHTLY_WHOLE = (
     "transform",
     "stacked",
     "heads or groups",
-    "tells heads apart",
+    "separates heads",
     "told apart",
 )
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")

@@ -6,13 +6,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import partial, wraps
 from io import StringIO
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from surgery import __version__
+from surgery.arguments import parse
 from surgery.errors import SurgeryError, is_out_of_memory
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OVERVIEW = """\
 usage: python -m surgery COMMAND ...
@@ -64,8 +70,18 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
             tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=["--help"])
         print(headed(page.getvalue()))
     else:
-        return tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=arguments)
+        return parse(_postponed(COMMANDS[name]), arguments, called(f"python -m surgery {name}"))()
     return 0
+
+
+def _postponed(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
+    """Return a function with the signature of a command that returns the call of it."""
+
+    @wraps(command)
+    def postponed(*args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        return partial(command, *args, **kwargs)
+
+    return postponed
 
 
 def headed(page: str) -> str:

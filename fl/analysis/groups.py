@@ -48,7 +48,8 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     if not folders:
         raise FLError("give at least one run folder")
     if strange := [folder for folder in folders if not folder.is_dir()]:
-        raise FLError(f"{strange[0]} is not a folder", code="folder")
+        wrong = "is not a folder" if strange[0].exists() else "does not exist"
+        raise FLError(f"{strange[0]} {wrong}: give a run folder, or one with several", code="folder")
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 

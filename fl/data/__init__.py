@@ -23,6 +23,7 @@ that has a `LOADERS` is found; nothing else names the data sets.
 
 import os
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from fl.base.errors import FLError
@@ -123,9 +124,11 @@ def check_name(name: str) -> None:
     if _key_and_file(name)[0] in LOADERS or name == GIVEN:
         return
     if not is_custom(name):
-        every = ", ".join([*LOADERS, *installed("datasets")])
+        every = [*LOADERS, *installed("datasets")]
+        hint = "".join(f"did you mean {one}? " for one in get_close_matches(name, every, n=1))
         raise FLError(
-            f"unknown data set {name!r}: there are {every}, and module:function for one of your own", code="name"
+            f"unknown data set {name!r}: {hint}there are {', '.join(every)}, and module:function for one of your own",
+            code="name",
         )
     if not callable(found := find("datasets", name)):
         raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")

@@ -54,7 +54,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples of the training set, which is dealt out to clients, and of the common test set.
+    """Samples of the training set, which is divided among clients, and of the common test set.
 
     `from_arrays`, `from_torch` and `from_huggingface` make one of your own data and check them.
 

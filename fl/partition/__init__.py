@@ -98,7 +98,7 @@ def deal(
         options: those of the kind, see `Kind.options`, if they are not the defaults.
 
     Raises:
-        FLError: for an unknown kind, and for data that cannot be dealt out like this.
+        FLError: for an unknown kind, and for data that cannot be divided like this.
 
     >>> import torch
     >>> parts, structure = deal(torch.zeros(7), "contiguous", 3, np.random.default_rng(0), minimum=1)
@@ -112,7 +112,7 @@ def deal(
         several = "samples have one for each token or pixel"
         check_text_kind(kind, "these are no classes" if labels.is_floating_point() else several)
     if clients > len(labels):
-        raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
+        raise FLError(f"{len(labels):,} samples cannot be divided among {clients:,} clients: use fewer --clients")
     chosen = KINDS[kind]
     if strange := options.keys() - {*chosen.reads}:
         raise TypeError(f"partition {kind} has no option {min(strange)!r}")

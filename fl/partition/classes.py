@@ -44,7 +44,7 @@ class ClustersOptions:
 def shards(task: Task, options: ShardsOptions) -> Partition:
     """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
 
-    Classes are dealt out evenly: the numbers of clients that hold them differ by one at most. All clients have the
+    Classes are divided evenly: the numbers of clients that hold them differ by one at most. All clients have the
     same number of samples of each of their classes, one class at least, which is the largest possible number; what is
     left is not used.
     """
@@ -85,7 +85,7 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     """Deal by clusters: on each level the clients form clusters, each with classes of its own.
 
     One level: every cluster has `cluster_classes` of all classes. If there are too few for that, clusters overlap, as
-    little as possible. Several levels, from coarse to fine: each has classes of its own, which are dealt out to its
+    little as possible. Several levels, from coarse to fine: each has classes of its own, which are divided among its
     clusters without overlap; a client has the classes of its cluster on every level. Finer clusters lie within coarser
     ones. The samples of a class are split evenly over all clients of the clusters that have it.
     """

@@ -30,7 +30,7 @@ class DirichletOptions:
 def dirichlet(task: Task, options: DirichletOptions) -> Partition:
     """Deal each class out by a Dirichlet distribution over the clients (Yurochkin et al. 2019), with a balance rule.
 
-    Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
+    Each class is divided in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
     more get none; the other shares are renormalised, and the class is cut at their cumulative sum. So FedMR's released
     code, PFLlib and NIID-Bench do it. Sizes differ widely; `dirichlet_mixture` draws a mixture of classes for each
     client, as Hsu et al. (2019) do, whom FedMR's paper cites. At alpha 0.1 the two are far apart.

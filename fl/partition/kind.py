@@ -54,7 +54,7 @@ class Kind:
     point of the group `layer_surgery.partitions`.
 
     Attributes:
-        deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.
+        deal: (task, options) -> the partition. It raises FLError if the data cannot be divided like this.
         options: the defaults of what it reads, as a frozen dataclass; None if it reads nothing. The fields become flags
             and settings, so two kinds can have an option of the same name only if they have the same dataclass.
         text: whether it can deal out text, which has no class labels.

@@ -60,8 +60,8 @@ def _check_unused(folder: Path) -> None:
     if (folder / SETTINGS).exists():
         if in_command():
             resume = f"{program('run')} --resume {shlex.quote(str(folder))}"
-            raise FLError(f"{folder} exists already: choose another --name, or go on with `{resume}`", code="folder")
-        raise FLError(f"{folder} exists already: choose another folder, or go on with resume=True", code="folder")
+            raise FLError(f"{folder} exists already: choose another --name, or continue with `{resume}`", code="folder")
+        raise FLError(f"{folder} exists already: choose another folder, or continue with resume=True", code="folder")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
         "--name, or move away what is in it",

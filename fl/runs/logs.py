@@ -44,7 +44,7 @@ def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
 def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Log settings and rounds to Weights & Biases.
 
-    Its WANDB_... variables say where they go. A resumed run goes on with its log, under the id in the run folder.
+    Its WANDB_... variables say where they go. A resumed run continues with its log, under the id in the run folder.
 
     Raises:
         FLError: if Weights & Biases cannot be reached.

@@ -36,7 +36,7 @@ def opened(
     at_end: Sequence[Draw] = (),
     taken: Callable[[], None] = lambda: None,
 ) -> Iterator[RunState]:
-    """Begin a run in a folder, or go on with the one in it; at the end of the block write all that is kept of it.
+    """Begin a run in a folder, or continue with the one in it; at the end of the block write all that is kept of it.
 
     Only this process works in the folder meanwhile. However the block ends, the checkpoint of the last round, the
     summary and the figures are written.
@@ -81,5 +81,5 @@ def opened(
     except Unwritable as error:
         if not (folder / SETTINGS).exists():
             raise
-        way = f"then go on with --resume {folder}, which loses no round of its checkpoint"
+        way = f"then continue with --resume {folder}, which loses no round of its checkpoint"
         raise FLError(f"{error}; {way}", code=error.code) from None

@@ -1,4 +1,4 @@
-"""Settings of the data: which set, how it is dealt out to clients, and what these hold out."""
+"""Settings of the data: which set, how it is divided among clients, and what these hold out."""
 
 import logging
 from dataclasses import dataclass, fields, replace

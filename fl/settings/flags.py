@@ -1,8 +1,6 @@
 """The flags of `python -m fl.run`: flat, made from the settings by topic and the options of partitions and methods."""
 
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -29,6 +27,8 @@ from fl.settings.config import Config
 from fl.settings.experiment import Experiment
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.places import OWN, TOPICS, partition_named
+from surgery import SurgeryError
+from surgery.arguments import parse
 
 
 def _about_methods() -> str:
@@ -119,32 +119,28 @@ def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) 
     return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 
 
-def parsed(kind: type[T], argv: Sequence[str], quiet: bool = False, **options: Any) -> T:
-    """Parse a command line with tyro. Flags are described by docstrings.
+def parsed(kind: type[T], argv: Sequence[str], prog: str) -> T:
+    """Parse a command line with tyro. Flags are described by docstrings. Raises FLError for what cannot be parsed.
 
     Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
 
     Args:
-        quiet: whether nothing is said of a mistake, which ends the program.
+        prog: how the command is called.
     """
-    if quiet:  # tyro's console_outputs=False is not: it still tells of values that a flag does not take
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return parsed(kind, argv, **options)
-    return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
+    try:
+        return parse(kind, argv, prog, config=(tyro.conf.HelptextFromCommentsOff,))
+    except SurgeryError as error:
+        raise FLError(str(error)) from None
 
 
-def overridden(argv: Sequence[str], start: Experiment, quiet: bool = False) -> tuple[Experiment, Any]:
-    """Put the flags of a command line in the place of settings of an experiment. Returns it with the values of flags.
-
-    Args:
-        quiet: see `parsed`.
-    """
+def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]:
+    """Put the flags of a command line in the place of an experiment's settings; return it with their values."""
     flags = {flag_in(word) for word in argv}
     asked = named(argv, "algorithm")
     methods = start.algorithms if asked is None else Experiment(algorithms=tuple(asked.split(","))).algorithms
     partition_named(named(argv, "partition"))  # before flags are made of the options of all partitions
     check_methods(flags, methods)
-    values = parsed(flags_class(entries(methods)), argv, quiet, prog=program("run"))
+    values = parsed(flags_class(entries(methods)), argv, program("run"))
     check_values(replace(values, algorithm=methods if asked else values.algorithm))
     own: dict[str, Any] = {"algorithms": methods}
     if "seeds" in flags:

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -62,7 +63,7 @@ def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
     check_renamed(map(flag_in, argv))
-    return parsed(kind, argv, prog=program(name))
+    return parsed(kind, argv, program(name))
 
 
 def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
@@ -82,10 +83,10 @@ def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mappi
     everything = argv[at + 1 : at + 2] == ["all"]
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
     experiment = start
-    with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
+    with suppress(FLError):  # whoever asks for help may have made a mistake
         if (file := named(others, "config")) is not None:
             experiment = start = Experiment.from_file(Path(file))
-        experiment, _ = overridden(others, start, quiet=True)
+        experiment, _ = overridden(others, start)
     if asked_for := named(others, "algorithm"):
         choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS, "METHOD")
     read = {
@@ -245,7 +246,10 @@ def _width() -> int:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    words = " ".join(text.split()).replace("(default: ", "(default:\0")  # which stays on one line
+    def whole(part: re.Match[str]) -> str:  # it stays on one line, where it fits
+        return part[0].replace(" ", "\0") if len(part[0]) < width else part[0]
+
+    words = re.sub(r"`[^`]*`\S*|\(default: ", whole, " ".join(text.split()))
     lines = textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
 

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -230,10 +231,15 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
         resume: whether its runs are to go on, which those of earlier versions cannot.
     """
     path = folder / "config.yaml"
+    if not os.path.lexists(folder):  # unlike Path.exists it takes any name
+        raise FLError(f"{folder} does not exist: give a run folder", code="folder")
     try:
         text = regular(path).read_text()
     except (OSError, UnicodeDecodeError):
-        raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read", code="folder") from None
+        raise FLError(
+            f"{folder} is not a run folder: it has no config.yaml that can be read; give the folder of a run",
+            code="folder",
+        ) from None
     try:
         if resume:
             check_resumable(text)
@@ -246,9 +252,9 @@ def check_resumable(text: str) -> None:
     """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
     values = _mapping(text)
     if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
-        raise FLError(f"{earlier.say_gone(names)}; go on with the version that began the run", code="folder")
+        raise FLError(f"{earlier.say_gone(names)}; continue with the version that began the run", code="folder")
     if "dataset" in values:  # outside of a topic
-        raise FLError("an earlier version began this run: go on with that one, or start it again", code="folder")
+        raise FLError("an earlier version began this run: continue with that one, or start it again", code="folder")
     for section in values.values():
         if isinstance(section, dict) and SOURCE in section:
             method_named(section[SOURCE])  # which says what is missing

@@ -51,11 +51,11 @@ class ClientSettings(Topic):
     """The number of clients, and of those that train in a round."""
 
     number: Annotated[AtLeast1, Named("clients")] = Default(20)
-    """number of clients; without this flag at least --participants"""
+    """number of clients, at least --participants (FedMR: 100)"""
     participation: Annotated[Share, Rare()] = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
     participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
-    """clients that train in a round; without this flag at most all"""
+    """clients in a round, at most all (FedMR: 10)"""
 
     def following(self) -> "ClientSettings":
         """Move numbers that nobody set into the limits that the others leave them."""
@@ -86,9 +86,9 @@ class LocalSettings(Topic):
     """The training of a client in a round."""
 
     epochs: Annotated[AtLeast1, Named("local_epochs")] = 5
-    """how often a client goes through its data in a round"""
+    """epochs of a client in a round (FedMR: 5)"""
     batch_size: AtLeast1 = 10
-    """samples in a step; at most those of the largest client"""
+    """samples in a step, at most the largest client's (FedMR: 50)"""
     last_batch: Annotated[str, one_of(*LAST_BATCHES), Rare()] = "filled"
     """the last batch of an epoch: filled up with samples that the client has seen in this epoch, which then count
     twice; or partial, with those that are left, as a DataLoader of torch has it"""
@@ -99,9 +99,9 @@ class LocalSettings(Topic):
     optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
-    """the clients' learning rate (with adam and adamw, 0.001 is a good start)"""
+    """the clients' learning rate (FedMR: 0.01; a good start for adam and adamw: 0.001)"""
     momentum: Annotated[AtLeast0, _SGD] = 0.9
-    """sgd: momentum"""
+    """sgd: momentum (FedMR: 0.9)"""
     nesterov: Annotated[bool, _SGD, Rare()] = False
     """sgd: Nesterov's momentum"""
     betas: Annotated[_Betas, _ADAM, Rare()] = (0.9, 0.999)

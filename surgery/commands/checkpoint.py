@@ -43,6 +43,8 @@ class Model:
     def __init__(self, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> None:
         if shape is not None and any(size < 1 for size in shape):
             raise SurgeryError(f"--input {','.join(map(str, shape))}: give sizes of 1 or more", code="argument")
+        if str(path).startswith(("timm:", "torchvision:")) and not path.exists():
+            raise SurgeryError(f"{path} is a model: give a checkpoint's file, and --model {path}", code="argument")
         self.checkpoint = open_state(path)
         self.values: LazyState = self.checkpoint
         self.folder = self.checkpoint if self.checkpoint.is_folder else None

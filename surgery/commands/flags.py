@@ -30,13 +30,21 @@ def listed(kind: type) -> Any:
     return PrimitiveConstructorSpec(1, metavar, parse, lambda value: True, lambda value: [str(value)])
 
 
+def _share(texts: list[str]) -> float:
+    try:
+        return float(texts[0])
+    except ValueError:
+        raise ValueError(f"{texts[0]!r} is no share: give one number, above 0 and at most 1") from None
+
+
+_SHARE = PrimitiveConstructorSpec(1, "SHARE", _share, lambda value: True, lambda value: [str(value)])
 optional = partial(arg, help_behavior_hint="")  # "default: None" and "default: False" say nothing
 
 File = Annotated[Path, arg(metavar="FILE")]
 OptionalFile = Annotated[Path | None, optional(metavar="FILE")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE...", help_behavior_hint="(required)")]
-Share = Annotated[float, arg(metavar="SHARE")]
-OptionalShare = Annotated[float | None, optional(metavar="SHARE")]
+Share = Annotated[float, _SHARE]
+OptionalShare = Annotated[float | None, _SHARE, optional()]
 Patterns = Annotated[tuple[str, ...], arg(metavar="PATTERN"), UseAppendAction]
 Counts = Annotated[tuple[int, ...], listed(int)]
 OptionalCounts = Annotated[tuple[int, ...] | None, listed(int), optional()]

@@ -39,10 +39,10 @@ def narrow(
 
     Args:
         width: share of every hidden width to keep, in (0, 1]
-        keep: modules whose tensors stay whole, such as layer1 or '*.downsample'; may be given several times
+        keep: modules whose tensors keep their size, such as layer1 or '*.downsample'; may be given several times
         heads: what is done to attention: slice inside every head, or drop heads
         rounding: widths become multiples of this number, upwards
-        strict: end with an error if a width that was to shrink stays whole
+        strict: end with an error if a width that was to shrink keeps its size
     """
     flags.check_share("--width", width)
     model = source.open()

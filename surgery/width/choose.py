@@ -300,7 +300,7 @@ def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> 
     return scores[atom]
 
 
-INSIDE = Why(Kind.ASKED, "it tells heads apart, and heads='inside' keeps all of them")
+INSIDE = Why(Kind.ASKED, "it separates heads, and heads='inside' keeps all of them")
 
 
 class Chosen(NamedTuple):
@@ -362,6 +362,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
             why = f"keep={list(demand.keep)} keeps all that it matches"
         elif decided:
             why = next(atom.why.text for _, axis in decided for atom in atoms(axis))
+            why += ": name a hidden layer; surgery.widths lists them"
         raise SurgeryError(f"width[{pattern!r}] has no effect: {why}", code="argument")
 
 

@@ -354,7 +354,7 @@ def test_extending__each_is_one_new_file(extended, tmp_path, capsys, monkeypatch
     with pytest.raises(SystemExit):
         extended.main([*flags, "--help"])
     shown = capsys.readouterr().out
-    shown = " ".join(shown.replace("│", " ").split())
+    shown = " ".join(shown.split())
     for words in (
         "stripes (bundled)", "largest (one client has most)", "--first-share FLOAT largest: share of the first client",
         "--halfway.share 0<=FLOAT<=1 share of the way to move",

@@ -236,7 +236,7 @@ def test_run__folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
     assert f"--resume {cosine}" not in capsys.readouterr().out
     before = snapshot(tmp_path)
     for flags, message in (
-        ([*TINY, "--out", tmp_path, "--name", "a"], f"or go on with `python -m fl.run --resume {tmp_path / 'a'}`"),
+        ([*TINY, "--out", tmp_path, "--name", "a"], f"or continue with `python -m fl.run --resume {tmp_path / 'a'}`"),
         ([*TINY, "--algorithm", "fedavg,fedmr", "--out", tmp_path, "--name", "a"], "exists already"),
         (["--resume", tmp_path / "a", "--lr", "0.5"], "--lr cannot change"),
         (["--resume", tmp_path / "a", "--seeds", "3"], "--seeds cannot change"),

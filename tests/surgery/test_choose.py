@@ -609,3 +609,8 @@ def test_choose__a_width_of_modules_that_are_kept_decides_nothing(width):
     with refused("argument"):
         narrow(net, width, torch.zeros(1, 4), keep=["0"])
     assert narrow(net, {"2": 0.5}, torch.zeros(1, 4), keep=["0"])[0][2].out_features == 6
+
+
+def test_narrow__a_pattern_that_names_an_output_says_what_to_name():
+    with refused("argument: width['1']", "surgery.widths"):
+        narrow(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)), {"1": 0.5}, torch.zeros(1, 4))

@@ -139,7 +139,7 @@ class Nodes:
         if left < quorum:
             raise FLError(
                 f"round {round}: {left} of {of} clients {did}, fewer than --quorum {quorum}: {'; '.join(reasons)}. "
-                "What came before is saved: see to these nodes and go on with --resume",
+                "What came before is saved: see to these nodes and continue with --resume",
                 code="peers",
             )
 

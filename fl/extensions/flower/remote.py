@@ -65,7 +65,7 @@ def check_settings(config: Config) -> None:
 
 
 def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Timeouts = Timeouts()) -> dict:
-    """Train with the nodes behind the link and leave a run folder, or go on with the run in it; return its summary.
+    """Train with the nodes behind the link and leave a run folder, or continue the run in it; return its summary.
 
     Rounds, run folder and checkpoint are as in a simulation.
 

@@ -222,7 +222,7 @@ def test_structure__the_command_refuses_what_it_cannot_draw(runs, tmp_path, caps
         ([runs], "map.xyz", "not written as 'xyz'"),
         ([runs], "map", "does not say what the figure is written as"),
         ([], "map.png", "at least one run folder"),
-        ([runs / "nowhere"], "taken.png", "is not a folder"),
+        ([runs / "nowhere"], "taken.png", "does not exist"),
         ([runs, runs / "fedavg-seed0"], "map.png", "such as femam and fesem"),
     ):
         assert structure.main([*map(str, folders), "--out", str(tmp_path / out)]) == 2

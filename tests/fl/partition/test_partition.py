@@ -294,7 +294,7 @@ def test_deal__a_partition_is_a_function_of_its_seed(kind):
     ("call", "message"),
     [
         ({"kind": "random"}, "'random'"),
-        ({"kind": "iid", "clients": 1001}, "1,000 samples cannot be dealt out to 1,001 clients"),
+        ({"kind": "iid", "clients": 1001}, "1,000 samples cannot be divided among 1,001 clients"),
         ({"kind": "iid", "clients": 101}, "1000 samples give 101 clients fewer than 10 each"),
         ({"kind": "iid", "clients": 80, "unequal": True}, "fewer than 10 each"),
         ({"kind": "contiguous", "clients": 101}, "fewer than 10 each"),
