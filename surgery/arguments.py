@@ -64,6 +64,8 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
 def _core(box: str) -> str:
     """Return what one of tyro's boxes says, in a line: its first part, and the written form of a flag."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", box).replace("│", " ").splitlines()  # without colours
+    if len(plain) < 3:
+        return " ".join(plain).strip()
     title = 2 if set(plain[1].strip()) == {"-"} else 1  # where the output is ASCII, a line is below it
     rows = [line[2:].rstrip() for line in plain[title:]]
     end = next((at for at, row in enumerate(rows) if re.fullmatch("[─-]+", row)), len(rows))
