@@ -302,7 +302,7 @@ def test_docs__settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
     page = runpy.run_path(str(ROOT / "docs/hooks/settings.py"))["sections"](tmp_path)
     parts = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
     assert [*parts][:3] == ["Data", "Method and model", "Clients"]
-    assert "**`local_epochs`** `INT>=1`, default `5`\n:   how often a client" in parts["Training"]
+    assert "**`local_epochs`** `INT>=1`, default `5`\n:   epochs of a client" in parts["Training"]
     assert [one.name for one in Config().settings() if f"**`{one.name}`**" not in page] == ["seed"]
 
 
