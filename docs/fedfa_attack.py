@@ -93,8 +93,10 @@ def draw_share(out: Path) -> None:
         lines.setdefault(row["method"], {})[values.index(row["attack.share"])] = point
     figure = Figure(figsize=(5.4, _HIGH), layout="constrained")
     panel(figure.subplots(), values, lines, "share of malicious clients", "")
-    caption(figure, ["after 20 rounds", "bar: ± one standard deviation over 2 seeds"])
-    figure.suptitle("Digits, IID, updates enlarged 5 times, attackers with the largest model", fontsize=11)
+    caption(
+        figure, ["after 20 rounds", "attackers have the largest model", "bar: ± one standard deviation over 2 seeds"]
+    )
+    figure.suptitle("Digits, IID, updates enlarged 5 times", fontsize=11)
     save(figure, out)
 
 

@@ -12,20 +12,41 @@ from benchmarks.papers.verdict import Result, ratio_of, result
 from fl.figures.style import COLORS, dress, save
 
 WIDE, HIGH = 7.2, 0.26  # inches, of the figure and of a row
+WORDS = {
+    "fedmr": "FedMR", "fedavg": "FedAvg", "fedmut": "FedMut", "lenet": "LeNet", "preresnet": "ResNet",
+    "mobilenetv2": "MobileNetV2", "cifar10": "CIFAR-10", "cifar10-deep": "CIFAR-10, deeper", "cifar100": "CIFAR-100",
+    "fashion-mnist": "Fashion-MNIST", "femnist": "FEMNIST", "digits-long": "digits, more rounds", "iid": "IID",
+    "noniid": "non-IID", "dirichlet": "Dirichlet", "depth": "depths differ", "width": "widths differ",
+    "both": "both differ",
+}  # fmt: skip
+"""What parts of a cell's id, and methods, are called in a picture."""
+MARKS = "os^Dv"  # for readers who cannot tell the colours
+
+
+def in_words(cell: str) -> str:
+    """Return what a cell compares on.
+
+    >>> in_words("fedmr.table1.cifar10.lenet.dir0.1")
+    'CIFAR-10, LeNet, Dirichlet 0.1'
+    """
+    name, _, alpha = cell.split(".", 2)[2].partition(".dir")
+    words = [WORDS.get(part, part) for part in name.split(".")]
+    return ", ".join([*words, f"Dirichlet {alpha}"] if alpha else words)
 
 
 def fedmr(figure: Figure) -> None:
     """Table 1's means and deviations as bars, each seed of ours as a point."""
     rows = found("fedmr.table1.")
-    axis = prepared(figure, [one.cell.id.removeprefix("fedmr.table1.") for one in rows], "test accuracy in %")
+    axis = prepared(figure, [in_words(one.cell.id) for one in rows], "test accuracy in %")
     for at, one in enumerate(rows):
         comparison, values = one.cell.comparisons[0], one.values[0]
         names = [name for name in comparison.arms if name in values]
         for name, published in zip(comparison.arms, comparison.published):
             if name in values:
-                color, y = COLORS[comparison.arms.index(name)], at + 0.22 * (names.index(name) - 1)
+                number, y = comparison.arms.index(name), at + 0.22 * (names.index(name) - 1)
+                color, label = COLORS[number], f"{WORDS.get(name, name)}, ours"
                 axis.errorbar(published.mean, y, xerr=published.spread, fmt="|", color=color, capsize=3, alpha=0.6)
-                axis.plot(values[name], [y] * len(values[name]), "o", ms=4, color=color, label=f"{name}, ours")
+                axis.plot(values[name], [y] * len(values[name]), MARKS[number % 5], ms=4, color=color, label=label)
     named(axis)
     axis.set_title("bars: the paper's mean and deviation; points: our seeds", fontsize=9)
 
@@ -33,13 +54,13 @@ def fedmr(figure: Figure) -> None:
 def femam(figure: Figure) -> None:
     """Each seed of ours, FeMAM's in front."""
     rows = [one for one in found("femam.smaller.") if one.cell.comparisons[0].kind == "first"]
-    axis = prepared(figure, [one.cell.id.removeprefix("femam.smaller.") for one in rows], "accuracy in %")
+    axis = prepared(figure, [in_words(one.cell.id) for one in rows], "accuracy in %")
     for at, one in enumerate(rows):
         failed = {run.run for run in one.stored if run.failed}
         for name, values in one.values[0].items():
             own, lost = name == "femam", one.cell.arm(name).run in failed
             look = {"color": COLORS[0], "zorder": 3} if own else {"color": "0.55"}
-            label = "femam" if own else "a rival with a diverged run" if lost else "a rival"
+            label = "FeMAM" if own else "a rival with a diverged run" if lost else "a rival"
             axis.plot(values, [at] * len(values), "x" if lost else "o", ms=5 if own else 3.5, label=label, **look)
     named(axis)
     axis.set_title("the paper's own settings were not run; points: our seeds", fontsize=9)
@@ -48,9 +69,7 @@ def femam(figure: Figure) -> None:
 def fedfa(figure: Figure) -> None:
     """The paper's range of ratios as a bar, ours as a point."""
     rows = [one for one in found("fedfa.smaller.") if one.cell.comparisons[0].kind == "ratio"]
-    axis = prepared(
-        figure, [one.cell.id.removeprefix("fedfa.smaller.") for one in rows], "FedFA's accuracy divided by the rival's"
-    )
+    axis = prepared(figure, [in_words(one.cell.id) for one in rows], "FedFA's accuracy divided by the rival's")
     for at, one in enumerate(rows):
         for number, (comparison, values) in enumerate(zip(one.cell.comparisons, one.values)):
             if len(values) == len(comparison.arms):
@@ -58,7 +77,7 @@ def fedfa(figure: Figure) -> None:
                 ours = ratio_of(comparison, {name: fmean(those) for name, those in values.items()})
                 axis.plot(comparison.band, [y, y], lw=4, alpha=0.35, color=color, solid_capstyle="butt")
                 seeds = min(map(len, values.values()))
-                axis.plot([ours], [y], "o", ms=2.5 + 1.2 * seeds, color=color, label=f"{label}, ours")
+                axis.plot([ours], [y], MARKS[number], ms=2.5 + 1.2 * seeds, color=color, label=f"{label}, ours")
     axis.axvline(1, color="0.6", lw=0.8, zorder=0)
     axis.set_xticks([0.8, 1, 1.2, 1.4, 1.6, 1.8])
     named(axis)
