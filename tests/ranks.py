@@ -43,7 +43,7 @@ def started(size, work, *arguments):
             process.join()
 
 
-def ran(size, work, *arguments, seconds=600, hung=()):
+def ran(size, work, *arguments, seconds=120, hung=()):
     """The exit codes of all ranks, which have to end in time; None for those that hang."""
     with started(size, work, *arguments) as processes:
         for rank, process in enumerate(processes):

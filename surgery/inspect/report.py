@@ -111,6 +111,10 @@ class _TooSlow(BaseException):
     """A step has taken too long. Like KeyboardInterrupt it is no Exception, so that no handler takes it for one."""
 
 
+_AGAIN = 0.2
+"""Seconds until a step is stopped again: Python drops what is raised where it deletes an object."""
+
+
 class Steps:
     """Runs steps, shows each on a terminal, and stops those that take longer than a limit.
 
@@ -134,6 +138,7 @@ class Steps:
         self.seconds = seconds if hasattr(signal, "setitimer") and alone else None
         self.stopped: list[str] = []
         self._stream = stream if stream is not None and stream.isatty() else None
+        self._running = False
 
     def __call__(self, name: str, step: Callable[[], T]) -> T | None:
         """Return the result of the step; None if it is stopped for taking too long."""
@@ -142,9 +147,13 @@ class Steps:
         try:
             if self.seconds is None:
                 return step()
-            signal.signal(signal.SIGALRM, _stop)
-            signal.setitimer(signal.ITIMER_REAL, self.seconds)
-            return step()
+            signal.signal(signal.SIGALRM, self._stop)
+            self._running = True
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, _AGAIN)
+            try:
+                return step()
+            finally:
+                self._running = False
         except _TooSlow:
             self.stopped.append(name)
             return None
@@ -154,9 +163,9 @@ class Steps:
             if self._stream:
                 print("\r\x1b[K", end="", file=self._stream, flush=True)
 
-
-def _stop(number: int, frame: Any) -> None:
-    raise _TooSlow
+    def _stop(self, number: int, frame: Any) -> None:
+        if self._running:
+            raise _TooSlow
 
 
 def report_of(

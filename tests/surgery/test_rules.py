@@ -486,15 +486,15 @@ def test_rules__fused_attention_comes_back_when_the_last_thread_is_done(fused):
     def stay():
         with in_mode(nn.Linear(1, 1), False):
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
 
     other = threading.Thread(target=stay)
     with in_mode(nn.Linear(1, 1), True):
         other.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
     assert not torch.backends.mha.get_fastpath_enabled()
     leave.set()
-    other.join(10)
+    other.join(60)
     assert torch.backends.mha.get_fastpath_enabled()
 
 

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -452,14 +451,15 @@ def test_backends__workers_stop_at_the_first_error_and_leave_threads_as_they_wer
 
 def test_backends__when_one_of_the_workers_fails_the_others_stop_after_their_step(make_federation):
     """Not only at the end of their client, which may be minutes later."""
-    steps, failed = [], threading.Event()
+    steps, began, failed = [], threading.Event(), threading.Event()
 
     def objective(call, params, context, batch):
         if context["fails"]:
-            time.sleep(0.1)  # the other has begun
+            began.wait(60)
             failed.set()
             raise ValueError("it fails")
-        steps.append(failed.wait(5))
+        began.set()
+        steps.append(failed.wait(60))
         return call(params, batch[0]).sum()
 
     fed = make_federation("cnn", sizes=(400, 400), participants=2, batch_size=1, backend="workers")
