@@ -8,7 +8,8 @@
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
 to one and a half times the mean) and the weighted mean. The backends run it in this process, taking turns, so that
 what else the machine does hits all alike. Reported is the ratio loop / backend (above 1: faster than the loop): the
-median over the repetitions and their range. The rule of `--backend auto` (`fl.engine.ranked`) was chosen by these rows.
+median over the repetitions and their range. The rule of `--backend auto` (`fl.engine.rank_backends`) was chosen by
+these rows.
 """
 
 import argparse

@@ -40,7 +40,7 @@ from report import write
 from torch import nn
 
 import surgery
-from surgery.libraries import example_input, named
+from surgery.libraries import example_input, make_model
 
 OUT = Path(__file__).parent / "results"
 NARROWED = (
@@ -113,7 +113,7 @@ def timed(call: Callable, *given: object) -> tuple[Times, Any]:
 def beside(name: str, repetitions: int) -> dict:
     """A row of `narrow` and torch-pruning."""
     torch.manual_seed(0)
-    model = named(name).eval()
+    model = make_model(name).eval()
     image = example_input(model, batch=1)
     sides: dict[str, Callable] = {
         "narrow": lambda: timed(halved, model, image),
@@ -140,7 +140,7 @@ def beside(name: str, repetitions: int) -> dict:
 def alone(operation: str, name: str, repetitions: int) -> dict:
     """A row of an operation beside which there is nothing to compare it with; the first turn warms up."""
     torch.manual_seed(0)
-    models = [named(name).eval() for _ in range(2)]
+    models = [make_model(name).eval() for _ in range(2)]
     image = example_input(models[0], batch=1)
     call = {
         "narrow": lambda: halved(models[0], image),
@@ -153,7 +153,7 @@ def alone(operation: str, name: str, repetitions: int) -> dict:
 def aligned_once(name: str) -> dict:
     """The seconds that `align` takes, and how well the models match then: the inner product of their parameters."""
     torch.manual_seed(0)
-    models = [named(name).eval() for _ in range(2)]
+    models = [make_model(name).eval() for _ in range(2)]
     times, (one, other) = timed(lambda: surgery.symmetry.align(models, example=torch.zeros(1, 3, 224, 224)).models)
     match = sum((p.double() * q.double()).sum().item() for p, q in zip(one.parameters(), other.parameters()))
     return {"times": times, "match": match}

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 from fl import __version__
-from fl.base.console import guarded
-from fl.base.plugins import declared
+from fl.base.console import guard
+from fl.base.plugins import collect
 
 COMMANDS = {
     "run": ("fl.run", "Train federated models"),
@@ -25,12 +25,12 @@ COMMANDS = {
 
 def commands() -> dict[str, tuple[str, str]]:
     """Return `COMMANDS` with those of extensions."""
-    return COMMANDS | declared("fl.commands", "COMMANDS", tuple)
+    return COMMANDS | collect("fl.commands", "COMMANDS", tuple)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command. Returns its exit code, and 2 for an unknown one."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
     return ended.code
 

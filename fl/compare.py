@@ -18,11 +18,11 @@ import tyro
 
 from fl.analysis.background import are_left
 from fl.analysis.groups import AGAINST, RecordedRun, along, common, find_runs, group, selection, table, target_table
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import choice
-from fl.base.tables import fitted, wrapped
+from fl.base.tables import fit_terminal, wrap_columns
 from fl.settings.help import command
 
 
@@ -52,7 +52,7 @@ def compare(
     out: Path,
     against: str = "rounds",
     target: float | None = None,
-    lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped,
+    lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns,
     new: bool = False,
 ) -> str:
     """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table.
@@ -105,7 +105,7 @@ def write_page(arguments: Arguments) -> str:
             write_text(path, report(folders, runs, arguments.against, arguments.target, every))
         except FLError as error:  # such as a run that is being replaced
             print(f"not written again: {error}", file=sys.stderr)
-    return tables(group(runs), arguments.target, fitted)
+    return tables(group(runs), arguments.target, fit_terminal)
 
 
 def run(arguments: Arguments) -> int:
@@ -121,7 +121,7 @@ def run(arguments: Arguments) -> int:
         text = write_page(arguments)
     if html is None or out is not None:
         out = out or Path("comparison.png")
-        text = compare(arguments.folders, out, arguments.against, arguments.target, fitted, new=True)
+        text = compare(arguments.folders, out, arguments.against, arguments.target, fit_terminal, new=True)
     print(text)
     print("\n" + "\n".join(f"{what}: {file}" for what, file in (("figure", out), ("page", html)) if file))
     return 0
@@ -129,7 +129,7 @@ def run(arguments: Arguments) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = run(command(Arguments, "compare", argv))
     return ended.code
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.runs.export import export_model
 from fl.settings.help import command
 
@@ -35,7 +35,7 @@ class Export:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = run(command(Export, "export", argv))
     return ended.code
 

@@ -17,7 +17,7 @@ import tyro
 
 from fl.analysis.groups import common, find_runs
 from fl.analysis.landscape import grid, landscape, table, titles, write_grid
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.base.settings import Natural, check_values, number, one_of
 from fl.figures.models import draw_landscapes
@@ -108,7 +108,7 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
-    with guarded(smaller) as ended:
+    with guard(smaller) as ended:
         ended.code = run(command(Arguments, "landscape", argv))
     return ended.code
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fl.analysis.groups import find_runs, group, table
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.files import write_text
-from fl.base.tables import fitted
+from fl.base.tables import fit_terminal
 from fl.compare import compare
 from fl.data import Dataset
-from fl.distributed import current, joined
+from fl.distributed import current, join_ranks
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
     Returns:
         The exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C.
     """
-    with guarded() as ended, joined():
+    with guard() as ended, join_ranks():
         request = parse([*(sys.argv[1:] if argv is None else argv)], recipes)
         experiment, resume = request.experiment, request.resume is not None
         experiment.check()
@@ -60,7 +60,7 @@ def _run_several(experiment: Experiment, folder: Path, resume: bool, dataset: Da
     ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
     if not current().rank:
         write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
-        print(f"\n{table(group(find_runs(ended.done)), fitted)}")
+        print(f"\n{table(group(find_runs(ended.done)), fit_terminal)}")
         if ended.failed:
             print(ended.describe())
     return bool(ended.failed)

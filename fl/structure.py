@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from fl.analysis.structure import agreement, describe, find
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.settings.help import command
 
 
@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = run(command(Arguments, "structure", argv))
     return ended.code
 

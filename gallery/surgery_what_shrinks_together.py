@@ -10,7 +10,7 @@ import surgery
 names = ("torchvision:resnet18", "torchvision:mobilenet_v3_small", "timm:vit_tiny_patch16_224", "timm:convnext_atto")
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name in names:
-    net = surgery.libraries.named(name)
+    net = surgery.libraries.make_model(name)
     widths = surgery.widths(net, surgery.libraries.example_input(net))
     free = [width for width in widths if not width.reason]
     print(f"{name}: {len(free)} widths may shrink; the longest runs through {max(len(w.members) for w in free)} axes")

@@ -37,7 +37,7 @@ examples:
 `python -m surgery COMMAND --help` lists all options of a command."""
 
 
-def called(text: str) -> str:
+def spell_command(text: str) -> str:
     """Return a text in which this command is called in the way in which the user called it."""
     return (
         text.replace("python -m surgery", "layer-surgery surgery")
@@ -56,7 +56,7 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
     if name in ("-h", "--help"):
         first = {name: (inspect.getdoc(command) or "").splitlines()[0] for name, command in COMMANDS.items()}
         lines = [f"  {name:9}{text[0].lower()}{text[1:].rstrip('.')}" for name, text in first.items()]
-        print(called(_OVERVIEW.format(commands="\n".join(lines))))
+        print(spell_command(_OVERVIEW.format(commands="\n".join(lines))))
     elif name == "--version":
         print(f"layer-surgery {__version__}")
     elif name not in COMMANDS:
@@ -64,17 +64,17 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
         raise SurgeryError(f"unknown command {name!r}: {hint}", code="name")
     elif name == "merge" and arguments[1:] in (["--help"], ["-h"]):
-        print(called(help_of(arguments[0])))
+        print(spell_command(help_of(arguments[0])))
     elif {"-h", "--help"} & set(arguments):
         with redirect_stdout(StringIO()) as page, suppress(SystemExit):  # no terminal: lines instead of boxes
-            tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=["--help"])
-        print(headed(page.getvalue()))
+            tyro.cli(COMMANDS[name], prog=spell_command(f"python -m surgery {name}"), args=["--help"])
+        print(lay_out(page.getvalue()))
     else:
-        return parse(_postponed(COMMANDS[name]), arguments, called(f"python -m surgery {name}"))()
+        return parse(_postpone(COMMANDS[name]), arguments, spell_command(f"python -m surgery {name}"))()
     return 0
 
 
-def _postponed(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
+def _postpone(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
     """Return a function with the signature of a command that returns the call of it."""
 
     @wraps(command)
@@ -84,10 +84,10 @@ def _postponed(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
     return postponed
 
 
-def headed(page: str) -> str:
+def lay_out(page: str) -> str:
     """Lay a page of tyro's out as those of the other commands: a colon behind each heading instead of a line below it.
 
-    >>> print(headed(" options\\n ------- \\n  --seed INT"))
+    >>> print(lay_out(" options\\n ------- \\n  --seed INT"))
     options:
       --seed INT
     """
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (SurgeryError, OSError) as error:
-        print(called(f"error: {error}"), file=sys.stderr)
+        print(spell_command(f"error: {error}"), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -48,7 +48,7 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
     computed = {
         id(value): value.detach().clone()
         for module in modules
-        for value in (*plain_tensors(module).values(), *_cached(module))
+        for value in (*plain_tensors(module).values(), *_find_cached(module))
         if value.grad_fn is not None
     }
     try:
@@ -103,14 +103,14 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
         ]
         for what, value in own:
             inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
-            if any(id(held) in inside for held in _held_by(value)):
+            if any(id(held) in inside for held in _find_held(value)):
                 raise SurgeryError(
                     f"{type(module).__name__}: its {what} a function that holds modules: give types.MethodType",
                     code="unsupported",
                 )
 
 
-def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
+def _find_held(function: FunctionType, depth: int = 3) -> Iterator[Any]:
     """Yield what a function takes from around it; of methods the object that they belong to."""
     try:
         around = inspect.getclosurevars(function)
@@ -119,10 +119,10 @@ def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
     for value in (*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ())):
         yield getattr(value, "__self__", value)
         if isinstance(value, FunctionType) and depth:
-            yield from _held_by(value, depth - 1)
+            yield from _find_held(value, depth - 1)
 
 
-def _cached(module: nn.Module) -> list[Tensor]:
+def _find_cached(module: nn.Module) -> list[Tensor]:
     """Return the tensors in dictionaries of a module that drops them when it is moved."""
     if not _drops_caches(type(module)):
         return []

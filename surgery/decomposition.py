@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from surgery.depth.sections import sections
 from surgery.depth.tree import as_module
 from surgery.errors import SurgeryError
-from surgery.forward import Uses, call, in_mode, observed
+from surgery.forward import Uses, call, in_mode, observe
 from surgery.names import is_inside
 from surgery.states import State, as_state, names_by_id, owners, state
 
@@ -76,15 +76,15 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
     modules = dict(model.named_modules())
     pieces: dict[str, list[str]] = {}
     for name, _, own in owners(model):
-        name = _parametrized(name, modules)
+        name = _find_parametrized(name, modules)
         pieces.setdefault(next((block for block in blocks if is_inside(name, block)), name), []).extend(own)
     return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
 
 
-def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") -> list[tuple[str, ...]]:
+def check_segments(segments: Sequence[Sequence[str]], what: str = "segments") -> list[tuple[str, ...]]:
     """Return groups of names of tensors as tuples; SurgeryError for anything else, which `what` names.
 
-    >>> checked_segments([["a.weight", "a.bias"]])
+    >>> check_segments([["a.weight", "a.bias"]])
     [('a.weight', 'a.bias')]
     """
     listed = isinstance(segments, list | tuple)
@@ -106,10 +106,10 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
             call(copy, given)
         return mode.order
 
-    return observed(model, example, watch).found
+    return observe(model, example, watch).found
 
 
-def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
+def _find_parametrized(name: str, modules: dict[str, nn.Module]) -> str:
     """Return the module that a parametrization is for; other modules' names are returned as they are."""
     parts = name.split(".")
     if "parametrizations" in parts:

@@ -53,10 +53,10 @@ class InternalError(RuntimeError):
 
 
 @contextmanager
-def explained(what: str, hint: str = "") -> Iterator[None]:
+def explain(what: str, hint: str = "") -> Iterator[None]:
     """Whatever somebody's code raises here becomes a SurgeryError of code `run` that says `what` failed; ours pass.
 
-    >>> with explained("loss(model, batch) fails", "; give floats"): raise TypeError("int")
+    >>> with explain("loss(model, batch) fails", "; give floats"): raise TypeError("int")
     Traceback (most recent call last):
     ...
     surgery.errors.SurgeryError: loss(model, batch) fails: int; give floats

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.names import joined, outwards
+from surgery.names import join, outwards
 
 How = Literal["whole", "corner"]
 _FEW = 10  # of which a smaller share fits by chance, as the norms of any two networks may
@@ -56,22 +56,22 @@ class Fit(NamedTuple):
         return "\n".join([*lines, *(f"  {name:{width}}  {text}" for name, text in rows)])
 
 
-def packed(model: nn.Module) -> dict[str, int]:
+def find_packed(model: nn.Module) -> dict[str, int]:
     """Return the tensors whose rows are several parts, gates or queries, keys and values, and how many parts.
 
-    >>> packed(nn.MultiheadAttention(4, 2))
+    >>> find_packed(nn.MultiheadAttention(4, 2))
     {'in_proj_weight': 3, 'in_proj_bias': 3}
     """
     found = {}
     for place, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and (parts := {"LSTM": 4, "GRU": 3}.get(module.mode)):
-            found |= {joined(place, name): parts for name, _ in module.named_parameters() if "_hr" not in name}
+            found |= {join(place, name): parts for name, _ in module.named_parameters() if "_hr" not in name}
         elif isinstance(module, nn.MultiheadAttention):
-            found |= {joined(place, name): 3 for name, _ in module.named_parameters() if name.startswith("in_proj")}
+            found |= {join(place, name): 3 for name, _ in module.named_parameters() if name.startswith("in_proj")}
     return found
 
 
-def fitted(
+def fit_state(
     own: Mapping[str, Tensor],
     ties: Mapping[str, str],
     given: Mapping[str, Tensor],
@@ -84,11 +84,11 @@ def fitted(
         own, given: the state of the model, and the state that is loaded, with or without data.
         ties: every name that the model has for a tensor of its state, and the name there.
         how: as `fit` of `surgery.load`.
-        parts: as `packed` of the model.
+        parts: as `find_packed` of the model.
     """
     if how not in get_args(How):
         raise SurgeryError(f"unknown fit={how!r}: choose {' or '.join(get_args(How))}", code="argument")
-    pairs, prefixes = _aligned({name: own[first] for name, first in ties.items()}, given)
+    pairs, prefixes = _align({name: own[first] for name, first in ties.items()}, given)
     source = {there: here for here, there in pairs}
     source |= {name: name for name in ties if name in given and name not in source and (name, name) not in pairs}
     taken, cut, left, used = {}, {}, {}, {}
@@ -124,7 +124,7 @@ def fitted(
     return Fit(taken, cut, left, unused, prefixes)
 
 
-def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
+def _align(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
     """Return the pairs of names that agree best once a prefix is taken off or put on, and the two prefixes.
 
     A prefix for another one is taken only where it is one of all names, whole layers agree behind it, and half of the
@@ -132,20 +132,20 @@ def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_P
     they are.
 
     >>> t = Tensor([0.0])
-    >>> _aligned({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
+    >>> _align({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
     ({('module.fc.bias', 'fc.bias')}, ('module', ''))
     """
     found: dict[tuple[str, str], _Pairs] = {("", ""): {(name, name) for name in own.keys() & given.keys()}}
     for off in _common(given):
         for name in own:
             for on, rest in _splits(name):
-                if joined(off, rest) in given and ("." in rest or not (on and off)):
-                    found.setdefault((off, on), set()).add((joined(off, rest), name))
+                if join(off, rest) in given and ("." in rest or not (on and off)):
+                    found.setdefault((off, on), set()).add((join(off, rest), name))
     for on in _common(own):
         for name in given:
             for off, rest in _splits(name):
-                if joined(on, rest) in own and ("." in rest or not (on and off)):
-                    found.setdefault((off, on), set()).add((name, joined(on, rest)))
+                if join(on, rest) in own and ("." in rest or not (on and off)):
+                    found.setdefault((off, on), set()).add((name, join(on, rest)))
 
     def score(pairs: _Pairs) -> tuple[int, int]:
         shapes = [(given[there].shape, own[here].shape) for there, here in pairs]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
-from surgery.errors import InternalError, SurgeryError, explained, first_line
+from surgery.errors import InternalError, SurgeryError, explain, first_line
 from surgery.names import named_modules
 from surgery.torch_private import BatchNorm, Dropout, Watch, tree_leaves, tree_map
 
@@ -156,7 +156,7 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
         if isinstance(module, (BatchNorm, Dropout)):
             _set_training(module, False)
     try:
-        with torch.no_grad(), _UNFUSED, _own_draws() if own_draws else nullcontext():
+        with torch.no_grad(), _UNFUSED, _fix_generators() if own_draws else nullcontext():
             yield
     finally:
         for module, flag in flags.items():
@@ -172,7 +172,7 @@ def _set_training(module: nn.Module, flag: bool) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Pause Python's collector of cyclic garbage in the block; also a decorator.
 
     A trace makes many objects. The collector would then scan all of torch's objects again, which doubles the time.
@@ -187,7 +187,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def _own_draws() -> Iterator[None]:
+def _fix_generators() -> Iterator[None]:
     """Fix the generators of torch, NumPy and Python in the block, and restore them afterwards.
 
     torch's start from a state that no seed has, so that a seed set by the code shows.
@@ -244,7 +244,7 @@ def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
-def copied(example: Any) -> Any:
+def copy_tensors(example: Any) -> Any:
     """Return the example with copies of its tensors, for models that write into their input."""
     if isinstance(example, Mapping):
         example = dict(example)
@@ -262,10 +262,10 @@ def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
     return real if kind.is_floating_point else kind
 
 
-def varied(example: Any, dtype: torch.dtype | None = None) -> Any:
+def vary(example: Any, dtype: torch.dtype | None = None) -> Any:
     """Return the example, in this precision if one is given, with random numbers where all of them are equal.
 
-    >>> tree = varied((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
+    >>> tree = vary((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
     >>> tree[0].unique().numel(), tree[1].tolist()
     (6, [1.0, 2.0])
     """
@@ -300,7 +300,7 @@ class Observed(NamedTuple, Generic[T]):
     why_not: str
 
 
-def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T], hint: str = "") -> Observed[T]:
+def observe(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T], hint: str = "") -> Observed[T]:
     """Let `watch` run a copy of the model on an example, if possible on the meta device, where nothing is computed.
 
     Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run on their own
@@ -324,13 +324,13 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     alone = clone(model)
     try:
-        return Observed(watch(alone, copied(example)), model, example, False, why_not)
+        return Observed(watch(alone, copy_tensors(example)), model, example, False, why_not)
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
         twin = clone(model)
-        with explained(f"{name} does not run on the example", hint), in_mode(twin, training=False):
-            call(twin, copied(example))
+        with explain(f"{name} does not run on the example", hint), in_mode(twin, training=False):
+            call(twin, copy_tensors(example))
         raise SurgeryError(
             f"{name} runs on the example, but its computation cannot be followed ({first_line(error)}): let it compute "
             "with plain tensors, such as padded ones in the place of nested ones",

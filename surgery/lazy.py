@@ -44,7 +44,7 @@ class Pieces:
         return cls(tuple(tensor.shape), tensor.dtype, read, tensor.device)
 
     @classmethod
-    def computed(
+    def from_function(
         cls,
         shape: tuple[int, ...],
         dtype: torch.dtype,

@@ -15,7 +15,7 @@ from surgery.errors import SurgeryError, first_line
 _LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models"}
 
 
-def named(name: str, **arguments) -> nn.Module:
+def make_model(name: str, **arguments) -> nn.Module:
     """Return a model of a library, with random weights.
 
     Args:
@@ -25,7 +25,7 @@ def named(name: str, **arguments) -> nn.Module:
     Raises:
         SurgeryError: if the library has no such model, or its factory refuses the arguments.
 
-    >>> type(named("torchvision:resnet18", num_classes=3)).__name__
+    >>> type(make_model("torchvision:resnet18", num_classes=3)).__name__
     'ResNet'
     """
     library, model = check_named(name)
@@ -67,7 +67,7 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
     configuration of transformers names, otherwise 224 x 224.
 
-    >>> example_input(named("torchvision:resnet18")).shape
+    >>> example_input(make_model("torchvision:resnet18")).shape
     torch.Size([2, 3, 224, 224])
     """
     if not isinstance(model, nn.Module):
@@ -80,14 +80,14 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
 def input_size(model: nn.Module) -> tuple[int, ...]:
     """Return the shape of one input of a model, without the batch; see `example_input`.
 
-    >>> input_size(named("torchvision:vit_b_32", image_size=64))
+    >>> input_size(make_model("torchvision:vit_b_32", image_size=64))
     (3, 64, 64)
     """
     for attribute in ("pretrained_cfg", "default_cfg"):
         config = getattr(model, attribute, None)
         size = config.get("input_size") if isinstance(config, dict) else getattr(config, "input_size", None)
         if size:
-            return _own_size(model, tuple(size))
+            return _choose_size(model, tuple(size))
     if type(model).__module__.startswith("torchvision.models.video"):
         return (3, 16, 112, 112) if type(model).__name__ == "VideoResNet" else (3, 16, 224, 224)
     config = getattr(model, "config", None)  # of transformers' models
@@ -99,7 +99,7 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
     return (getattr(config, "num_channels", 3), *sides)
 
 
-def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
+def _choose_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
     """Return the size for this model, whose `in_chans` and `img_size` may differ from the metadata's."""
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:

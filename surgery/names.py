@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def joined(module: str, name: str) -> str:
+def join(module: str, name: str) -> str:
     """Return the name of something that a module holds; the root module is "".
 
-    >>> joined("layer1.0", "conv1"), joined("", "fc")
+    >>> join("layer1.0", "conv1"), join("", "fc")
     ('layer1.0.conv1', 'fc')
     """
     return f"{module}.{name}" if module else name

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from surgery.errors import SurgeryError
 from surgery.plan import Plan, Runs
-from surgery.plan.positions import is_whole, merged, positions, put, take
+from surgery.plan.positions import is_whole, merge_ranges, positions, put, take
 from surgery.states import names_by_id, shapes_of, tensors
 
 New = Literal["repeat", "zero"]
@@ -68,7 +68,7 @@ def follow(
     _check(optimizer, before, after, plan, new)
     way = _way(plan, before, after, new)
     old, made = _parameters(before), _parameters(after)
-    groups = _grouped(optimizer, before, made, way)
+    groups = _group(optimizer, before, made, way)
     moved = type(optimizer).__new__(type(optimizer))
     # What else holds a parameter of the old model holds the new one that it has become.
     twins: dict[int, Any] = {id(old[o]): tensor for name, tensor in made.items() for o in way.origins(name) if o in old}
@@ -78,7 +78,7 @@ def follow(
     with torch.no_grad():
         for name in [name for names in groups for name in names]:
             states = {o: optimizer.state[old[o]] for o in way.origins(name) if old.get(o) in optimizer.state}
-            if found := _carried(name, states, way, elsewhere, type(optimizer).__name__):
+            if found := _carry(name, states, way, elsewhere, type(optimizer).__name__):
                 state[made[name]] = found
     options: list[dict[str, Any]] = []
     for names, group in zip(groups, optimizer.param_groups):
@@ -172,7 +172,7 @@ def _repeats(runs: Runs, size: int) -> list[int]:
     first: dict[int, int] = {}
     for place, position in enumerate(positions(runs)):
         first.setdefault(position, place)
-    stretches = merged((p, p + 1) for p in sorted(first))
+    stretches = merge_ranges((p, p + 1) for p in sorted(first))
     result = []
     for position in range(size):
         start, stop = next((s for s in reversed(stretches) if s[0] <= position), stretches[0])
@@ -185,7 +185,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
 
 
-def _grouped(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
+def _group(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
     """Return the names of the new parameters of each group, in the order of the old ones."""
     names = names_by_id(before)
     place: dict[str, tuple[int, int]] = {}  # by name before the group, and where in it
@@ -244,7 +244,7 @@ def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _carried(
+def _carry(
     name: str, states: Mapping[str, Mapping[str, Any]], way: _Way, other: Mapping[str, tuple[int, ...]], kind: str
 ) -> dict[str, Any]:
     """Return the state of a new parameter, from the states of the old parameters that it is made of."""

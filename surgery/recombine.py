@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import copy_sharing, replace_tensors
-from surgery.decomposition import Layer, checked_segments
+from surgery.decomposition import Layer, check_segments
 from surgery.errors import SurgeryError
 from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state, ties
 from surgery.transfer import upload
@@ -218,7 +218,7 @@ def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
     """Return the segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
     owner: dict[str, int] = {}
-    segments = checked_segments(segments)
+    segments = check_segments(segments)
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surgery.forward import ghost_of, named_tensors
 from surgery.hooks import followers
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, join
 from surgery.plan import Edit, Plan, Source, as_runs, structure
 from surgery.states import names_by_id, shapes_of, state
 from surgery.width.constants import NewSizes
@@ -58,19 +58,19 @@ def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequenc
     sources = {name: (source,) for name, source in entries.items()}
     plan = Plan(sources, shapes_of(values), tuple(edits), structure(model), dtypes)
     more: list[Edit] = []
-    for name, part in configured(ghost):
-        own = _restricted(plan, name, part)
+    for name, part in find_configured(ghost):
+        own = _restrict(plan, name, part)
         if own.small_shapes == dict(own.shapes):
             continue
         for follower in followers(part):
             found, problem = follower.width_edits(part, own, NewSizes({}, {}, []), lambda _: None)
             if problem:
                 _log.warning(problem)
-            more += [{**edit, "module": joined(name, edit["module"]).removesuffix(".")} for edit in found]
+            more += [{**edit, "module": join(name, edit["module"]).removesuffix(".")} for edit in found]
     return plan.with_edits((*plan.edits, *more))
 
 
-def configured(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def find_configured(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the outermost modules, with their names, that a class makes from a configuration."""
     inside: list[str] = []
     for name, module in model.named_modules():
@@ -79,7 +79,7 @@ def configured(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _restricted(plan: Plan, module: str, part: nn.Module) -> Plan:
+def _restrict(plan: Plan, module: str, part: nn.Module) -> Plan:
     """Return the part of a plan that lies in one module."""
     start = len(module) + bool(module)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from surgery.averaging.plans import client_states, client_weights
-from surgery.averaging.stacks import checked_mask
-from surgery.decomposition import checked_segments
+from surgery.averaging.stacks import check_mask
+from surgery.decomposition import check_segments
 from surgery.errors import SurgeryError
 from surgery.plan import Index, Plan
 from surgery.plan.positions import ascending, repeats
@@ -123,7 +123,7 @@ def match_norms(models, plans=None, q=0.95, *, groups=None, mask=None):
     """
     if plans is not None:
         states, factors = client_states(models, plans), norm_factors(models, plans, q=q, groups=groups, mask=mask)
-        return [_scaled(k, values, plan, factors) for k, (values, plan) in enumerate(zip(states, plans))], factors
+        return [_scale(k, values, plan, factors) for k, (values, plan) in enumerate(zip(states, plans))], factors
     models = as_stack(models)
     factors = {}
     for name, alpha in norm_factors(models, q=q, groups=groups, mask=mask).items():
@@ -200,9 +200,9 @@ def _measure_stack(
     """Return the G groups, and the norms with their numbers of entries: float64 [G, K, 2] on the CPU."""
     k = stack_size(models)
     row = client_weights(weights, k)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
+    mask = {} if mask is None else {name: check_mask(name, m, models) for name, m in as_stack(mask).items()}
     floating = {name for name, tensor in models.items() if tensor.is_floating_point() or tensor.is_complex()}
-    groups = checked_groups(groups, models, floating, "the stack")
+    groups = check_groups(groups, models, floating, "the stack")
     found = torch.zeros(len(groups), k, 2, dtype=torch.float64)
     for g, group in enumerate(groups):
         covered = [
@@ -233,7 +233,7 @@ def _measure_parts(
         for full, own in held.items()
         if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in own)
     }
-    groups = checked_groups(groups, plans[0].shapes, plans[0].shapes.keys() - integers, "the full model")
+    groups = check_groups(groups, plans[0].shapes, plans[0].shapes.keys() - integers, "the full model")
     # A block that stands for others has the same norm everywhere, so it is computed only once.
     rows: dict[tuple[int, tuple[tuple[str, Index], ...]], int] = {}
     place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and model; 0 for none
@@ -246,7 +246,7 @@ def _measure_parts(
     return groups, joint_norms([[], *jobs], q)[place]
 
 
-def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[str, Tensor]) -> State:
+def _scale(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[str, Tensor]) -> State:
     """Return model k multiplied by its factors, which have the names of the full model's tensors."""
     scaled = {}
     for name, tensor in values.items():
@@ -269,11 +269,11 @@ def matching_factors(norms: Tensor) -> Tensor:
     return torch.where(counted, mean / norms, 1)
 
 
-def checked_groups(
+def check_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
     """Return the groups without integer tensors and empty groups; SurgeryError for unknown or repeated names."""
-    groups = [(name,) for name in names] if groups is None else checked_segments(groups, "groups")
+    groups = [(name,) for name in names] if groups is None else check_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if name not in names:

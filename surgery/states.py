@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
-from surgery.fitting import Fit, How, fitted, packed
+from surgery.fitting import Fit, How, find_packed, fit_state
 from surgery.lazy import LazyState, metas
-from surgery.names import joined, named_modules
+from surgery.names import join, named_modules
 
 State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
@@ -39,7 +39,7 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
             tied_buffer = name in buffers and id(tensor) in parameters
             if tensor is not None and id(tensor) not in seen and not tied_buffer:
                 seen.add(id(tensor))
-                own[joined(module_name, name)] = tensor
+                own[join(module_name, name)] = tensor
         if own:
             yield module_name, module, own
 
@@ -82,7 +82,7 @@ def state(model: nn.Module) -> State:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if is_lazy(tensor):
                 raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
-            registered.add(joined(name, attribute))
+            registered.add(join(name, attribute))
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
             f"{lost[0]!r} of the state dict is neither a parameter nor a buffer (extra state, quantised weights), so "
@@ -181,7 +181,7 @@ def load(model, values, *, fit=None):
         check_same(own, known, "the model", "the given state")
         report, sources = None, {name: name for name in own}
     else:
-        report = fitted(own, ties(model), known, fit, packed(model))
+        report = fit_state(own, ties(model), known, fit, find_packed(model))
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
@@ -307,14 +307,14 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
             [0.7070, 1.0000]])
     """
     pairs = list(_flat_pairs(a, a if b is None else b))
-    left, norm_a = _scaled([x for x, _ in pairs])
-    right, norm_b = (left, norm_a) if b is None else _scaled([y for _, y in pairs])
+    left, norm_a = _scale([x for x, _ in pairs])
+    right, norm_b = (left, norm_a) if b is None else _scale([y for _, y in pairs])
     dot = sum(x @ y.T for x, y in zip(left, right))
     scale = norm_a[:, None] * norm_b[None, :]
     return torch.where(scale == 0, torch.zeros_like(scale), dot / scale).clamp(-1, 1)
 
 
-def _scaled(flat: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _scale(flat: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Scale models so that their largest entry is 1, where squares neither overflow nor underflow.
 
     Returns:

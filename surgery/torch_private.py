@@ -49,7 +49,7 @@ class Operations(TorchDispatchMode):
         model. An operation in place, which keeps the form, has nothing left to do then.
         """
         makes = _makes(func)
-        key = _asked(func, args, kwargs) if makes else None
+        key = _form_key(func, args, kwargs) if makes else None
         if key and (known := _FORMS.get(key)) is not None:
             if makes == "the first argument":
                 return args[0]
@@ -61,7 +61,7 @@ class Operations(TorchDispatchMode):
         if not key:
             return result
         if makes == "the first argument":
-            if result is args[0] and _asked(func, args, kwargs) == key:
+            if result is args[0] and _form_key(func, args, kwargs) == key:
                 _remember(key, ())
         elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
             given = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
@@ -100,7 +100,7 @@ def memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return all that a result's form depends on; None unless all tensors, at least one, are on the meta device."""
     found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False

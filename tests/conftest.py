@@ -26,7 +26,7 @@ import zoo
 from fl import engine
 from fl.data import Dataset
 from fl.engine import graphs
-from fl.extensions.language.adapters import adapted
+from fl.extensions.language.adapters import add_adapters
 from fl.federation import Federation
 from fl.figures import curves, style
 from fl.partition import Split
@@ -35,8 +35,9 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
-hypothesis.settings.load_profile("here")
+hypothesis.settings.register_profile("explore", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("repeat", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeat")
 
 gc.disable()  # until all test files are imported, see below
 
@@ -194,7 +195,7 @@ def make_federation():
             model = create(generator).to(dtype)
             settings = {"create": lambda generator: create(generator).to(dtype), **settings}
         if adapters:
-            model = adapted(model, adapters, generator, base_changes=base_changes)
+            model = add_adapters(model, adapters, generator, base_changes=base_changes)
         training = torch.arange(sum(sizes)).split(list(sizes))
         others = torch.arange(sum(sizes), every).split(3)
         clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]

@@ -12,7 +12,7 @@ import surgery
 from fl.algorithms import ALGORITHMS
 from fl.data import Dataset
 from fl.engine import SGD
-from fl.extensions.language.adapters import adapted, fleet_of_ranks
+from fl.extensions.language.adapters import add_adapters, fleet_of_ranks
 from fl.federation import Federation, LocalTraining
 from fl.federation.cohort import per_client
 from fl.models.fleet import make_fleet
@@ -59,7 +59,7 @@ def fleet_for(method):
     if method in NEED_ADAPTERS:
         fed = mixed("static_batch")
         options = replace(NEED_ADAPTERS[method], ranks=(3, 1, 2, 1), modules=("section2", "head"))
-        create = partial(adapted, fed.model, options, base_changes=ALGORITHMS[method].base_changes)
+        create = partial(add_adapters, fed.model, options, base_changes=ALGORITHMS[method].base_changes)
         seed = torch.Generator().manual_seed
         model = create(seed(0))
         fleet = fleet_of_ranks(lambda rank: create(seed(0), rank), (3, 1, 2, 1), len(fed.clients), model)
@@ -98,7 +98,7 @@ def _fleet(base, chosen, sizes, dtype):
         x = torch.randint(256, (n, base.in_channels, base.image_size, base.image_size), generator=generator).byte()
         y = (owner + torch.randint(2, (n,), generator=generator)) % base.num_classes
     model = base.build(generator).to(dtype)
-    fleet = make_fleet(model, base, [base.scaled(width, depth) for width, depth in chosen])
+    fleet = make_fleet(model, base, [base.scale(width, depth) for width, depth in chosen])
     for kind in fleet.architectures:
         kind.model.to(dtype)
     return Dataset("random", x, y, x, y, base.num_classes), model, fleet

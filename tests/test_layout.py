@@ -36,7 +36,7 @@ FILES = {module(file): file for package in PACKAGES for file in (ROOT / package)
 
 
 def is_declared(node: ast.AST) -> bool:
-    """Whether it is a call of `fl.base.plugins.declared`."""
+    """Whether it is a call of `fl.base.plugins.collect`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declared"
 
 

@@ -40,7 +40,7 @@ def find(name: str) -> Architecture:
     if name in PRESETS:
         return PRESETS[name]
     if name.startswith(("timm:", "torchvision:")):
-        raise ZooError(f"the zoo has no {name!r}: surgery.libraries.named makes models of libraries", code="name")
+        raise ZooError(f"the zoo has no {name!r}: surgery.libraries.make_model makes models of libraries", code="name")
     if near := difflib.get_close_matches(name, PRESETS, n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? See `python -m zoo`", code="name")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}", code="name")
@@ -84,7 +84,7 @@ class Spec:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
 
     >>> spec = Spec("resnet20", width=0.5, depth=(2, 2, 2))
-    >>> spec.width, spec.norm, spec.scaled(0.5).width
+    >>> spec.width, spec.norm, spec.scale(0.5).width
     ((0.5, 0.5, 0.5), 'batch', (0.25, 0.25, 0.25))
     >>> Spec.from_yaml(spec.to_yaml()) == spec
     True
@@ -188,10 +188,10 @@ class Spec:
         model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
         return initialise(model, generator).to(device)
 
-    def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
+    def scale(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
         """Return the same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
 
-        >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
+        >>> Spec("resnet20").scale(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
         """
         rates = self._rates(width)

@@ -26,22 +26,23 @@ def library_case(name: str) -> Case:
     library, _, model = name.partition(":")
     if library == "int8":
         return Case(
-            lambda: surgery.libraries.named(f"torchvision:{model}", quantize=True),
+            lambda: surgery.libraries.make_model(f"torchvision:{model}", quantize=True),
             lambda net: torch.randn(2, 3, 224, 224),
         )
     if model.startswith(DETECTORS):
         sizes = {} if model.startswith("ssd") else SMALL_IMAGES
         return Case(
-            lambda: surgery.libraries.named(name, **sizes),
+            lambda: surgery.libraries.make_model(name, **sizes),
             lambda net: (pictures(),),
             training=lambda net: (pictures(), [target(model, image) for image in pictures()]),
             detects=True,
         )
     if model.startswith("raft"):
         return Case(
-            lambda: surgery.libraries.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136))
+            lambda: surgery.libraries.make_model(name),
+            lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136)),
         )
-    return Case(lambda: surgery.libraries.named(name), images)
+    return Case(lambda: surgery.libraries.make_model(name), images)
 
 
 def images(net: Any) -> Tensor:

@@ -21,9 +21,9 @@ from benchmarks.papers.recipes import RECIPES
 from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import result
 from fl import FLError
-from fl.base.console import called_as
+from fl.base.console import call_as
 from fl.run import main as train
-from fl.settings.help import asked
+from fl.settings.help import is_asked
 from fl.settings.recipes import overview
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and argv[0] in RECIPES:
-        with called_as(f"python -m benchmarks.papers {argv[0]}") if asked(argv) else nullcontext():
+        with call_as(f"python -m benchmarks.papers {argv[0]}") if is_asked(argv) else nullcontext():
             return train(argv, RECIPES)
     given = arguments(argv)
     try:

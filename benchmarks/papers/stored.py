@@ -16,7 +16,7 @@ from fl import Config, FLError
 from fl.analysis.structure import Structure, agreement
 from fl.base.files import write_text
 from fl.base.settings import settings_of
-from fl.runs.folder import fixed
+from fl.runs.folder import list_fixed
 from fl.settings.config import plain
 from fl.settings.extensions import EXTENSIONS
 
@@ -71,7 +71,7 @@ class Stored:
 
 def extendable(config: Config) -> bool:
     """Whether a run with fewer rounds is the beginning of one with more."""
-    return "rounds" not in fixed(config) and not _level_rounds(config)
+    return "rounds" not in list_fixed(config) and not _level_rounds(config)
 
 
 def _level_rounds(config: Config) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def settings(config: Config) -> dict[str, Any]:
     >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
     (0.1, False, False, False)
     """
-    kept = json.loads(json.dumps(fixed(config)))
+    kept = json.loads(json.dumps(list_fixed(config)))
     return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seed", "rounds")}
 
 

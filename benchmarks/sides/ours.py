@@ -9,7 +9,7 @@ import surgery
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.engine import SGD, ranked
+from fl.engine import SGD, rank_backends
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
 from fl.partition import Parts, Splits
@@ -32,7 +32,7 @@ def run(job: Job, link: Link) -> None:
     server = algorithm.init()
     starts = surgery.broadcast(fed.initial(), job.participants)
     group = fed.group(fed.model, starts, range(job.participants), LocalObjective(), Rng(0))
-    chosen = f"auto, which is {ranked([group])[0]}" if job.backend == "auto" else job.backend
+    chosen = f"auto, which is {rank_backends([group])[0]}" if job.backend == "auto" else job.backend
     threads = f"1 process, {job.threads} torch threads, backend {chosen}"
     link.ready("layer-surgery", "this checkout", threads, lambda: server["global"])
     while True:

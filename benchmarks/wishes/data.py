@@ -197,7 +197,7 @@ def text_labels():
 
 def by_feature(task, options=None):
     """Client k holds the k-th quarter of the samples by their first feature."""
-    return Partition(Parts.owned(X[:160, 0].argsort().argsort() // 40, task.clients), torch.arange(4)[None])
+    return Partition(Parts.of_owners(X[:160, 0].argsort().argsort() // 40, task.clients), torch.arange(4)[None])
 
 
 def own_partition():

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl.algorithms.method import KINDS, Method
 from fl.base.errors import FLError
-from fl.base.plugins import files_of, find, import_file, installed, kind, load_entry_points
+from fl.base.plugins import files_of, find, import_file, kind, list_installed, load_entry_points
 
 
 class Methods(MutableMapping[str, Method]):
@@ -32,7 +32,7 @@ class Methods(MutableMapping[str, Method]):
         """Return a method; KeyError if there is none of this name. FLError for a file that cannot be imported."""
         if name in self._files:
             self._load(name)
-        elif name not in self._methods and self._packages and name in installed("algorithms"):
+        elif name not in self._methods and self._packages and name in list_installed("algorithms"):
             self._load_packages()
         return self._methods[name]
 
@@ -49,7 +49,7 @@ class Methods(MutableMapping[str, Method]):
 
     def _load_packages(self) -> None:
         self._packages = False
-        found = load_entry_points("algorithms", self, _checked)
+        found = load_entry_points("algorithms", self, _check)
         self._ours.update(found)
         self._methods |= found
 
@@ -88,7 +88,7 @@ class _Options(Mapping[str, Any]):
         return len(ALGORITHMS)
 
 
-def _checked(found: Any, name: str = "") -> Method:
+def _check(found: Any, name: str = "") -> Method:
     """Return what a package or a module has if it is a method, of this name if one is given."""
     if not isinstance(found, Method):
         raise FLError(f"is {kind(found)}, not a Method")
@@ -107,18 +107,18 @@ SOURCES: dict[str, str] = {}
 """From the name of a method that was given by its import path to this path, which run folders keep."""
 
 
-def imported(path: str) -> Method:
+def import_method(path: str) -> Method:
     """Import a method by its import path, `module:METHOD`, without adding it to `ALGORITHMS`.
 
     Raises:
         FLError: for a path of no method, or of one with the name of another method.
 
-    >>> imported("fl.algorithms.fedprox:METHOD").name
+    >>> import_method("fl.algorithms.fedprox:METHOD").name
     'fedprox'
     """
     found = find("algorithms", path)
     try:
-        method = _checked(found)
+        method = _check(found)
         known = ALGORITHMS.get(method.name, method)
         if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
             raise FLError(f"has the name of another method, {method.name}: rename its function", code="name")

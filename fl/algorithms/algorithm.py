@@ -11,7 +11,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, capabilities, traffic
-from fl.federation.client_models import ClientModels, given, personal, predict, shared
+from fl.federation.client_models import ClientModels, personal, predict, select_given, share_model
 from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
@@ -117,12 +117,12 @@ class Algorithm:
         if not any(update.sizes) and not self.always_aggregates:
             return server, update
         server = {**server, CLIENTS: client_states} if needs_states else server
-        server, metrics = self.aggregated(server, clients, update, rng)
+        server, metrics = self.aggregate_clients(server, clients, update, rng)
         if needs_states:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
-    def aggregated(
+    def aggregate_clients(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
         """Call `aggregate` with an update. Return the new server and the method's metrics (perhaps none)."""
@@ -136,7 +136,7 @@ class Algorithm:
 
         Clients on other machines personalize these models themselves.
         """
-        models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
+        models = self.models(server) if self.models else share_model(server["global"], len(self.fed.clients))
         if self.personalize and not self.fed.transport.has_data:
             return models._replace(client_states=server.get(CLIENTS, {}))
         all_clients = range(len(self.fed.clients))
@@ -148,7 +148,7 @@ class Algorithm:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):
             raise FLError(f"client {client}: there are clients 0 to {len(self.fed.clients) - 1}")
-        models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
+        models = self.models(server) if self.models else share_model(server["global"], len(self.fed.clients))
         if self.personalize:
             models, client = self._personal(server, models, [client]), 0
         return predict(self.fed.predict, models.levels, client, images, models.mean)
@@ -157,7 +157,7 @@ class Algorithm:
         """Personalize the models of some clients. Return one row per client."""
         client_states = server.get(CLIENTS, {})
         stack = self.personalize(
-            given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
+            select_given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
         )
         return personal(stack, len(clients))
 

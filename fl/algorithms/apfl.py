@@ -55,7 +55,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     """
     mixture = Mixture(fed.model, options.alpha, options.adaptive)
     optimizer = TwoModelOptimizer(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
-    objective = mixed(fed.local.loss)
+    objective = mix(fed.local.loss)
     both = replace(fed.with_local(optimizer=optimizer), model=mixture)
 
     def init():
@@ -106,7 +106,7 @@ class Mixture(nn.Module):
         return {**own} | {name: share * own[name] + (1 - share) * shared[name] for name, share in shares.items()}
 
 
-def mixed(loss: Loss) -> Objective:
+def mix(loss: Loss) -> Objective:
     """Return the loss of the shared model; the gradient adds the mixture's, with respect to the rest."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:

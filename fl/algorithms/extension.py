@@ -116,7 +116,7 @@ def hiding(
     """
 
     def aggregate(server, clients, update, rng):
-        after, metrics = algorithm.aggregated(hide(server), clients, update, rng)
+        after, metrics = algorithm.aggregate_clients(hide(server), clients, update, rng)
         return show(server, after), metrics
 
     def seen(function: Callable[..., Any] | None) -> Callable[..., Any] | None:

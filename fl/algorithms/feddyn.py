@@ -6,7 +6,7 @@ from typing import Annotated
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.scaffold import shifted
+from fl.algorithms.scaffold import shift
 from fl.base.settings import number
 from fl.engine.objectives import proximal
 from fl.federation import Federation
@@ -28,7 +28,7 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
     keeps h, the mean of all clients' negative g_i, and sends the mean of the models, beyond which h has moved:
     w ← mean - h / alpha. Clients count alike, as in the paper. Buffers (batch-norm statistics) are only averaged.
     """
-    objective = proximal(options.alpha, shifted(fed.local.objective))
+    objective = proximal(options.alpha, shift(fed.local.objective))
 
     def init():
         return {"global": fed.initial(), "h": fed.zeros(), CLIENTS: fed.client_states(fed.zeros())}

@@ -10,7 +10,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.submodels import submodel_algorithm
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
-from fl.models.fleet import ungrafted
+from fl.models.fleet import remove_grafting
 from surgery import layers
 from surgery.scale import norm_factors
 
@@ -51,7 +51,8 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     """
     fleet = fed.fleet_or_uniform
     architecture_plans = [
-        architecture.plan if options.graft else ungrafted(architecture.plan) for architecture in fleet.architectures
+        architecture.plan if options.graft else remove_grafting(architecture.plan)
+        for architecture in fleet.architectures
     ]
     parameters = dict(fed.model.named_parameters())
     groups = [tuple(name for name in layer.tensors if name in parameters) for layer in layers(fed.model)]

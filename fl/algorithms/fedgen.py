@@ -110,7 +110,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         sent = torch.tensor(update.arrived)
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
-        noise, targets = _drawn(counts.sum(0), options, rng)
+        noise, targets = _draw(counts.sum(0), options, rng)
         generator, memory = train_generator(
             server["generator"],
             {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
@@ -233,7 +233,7 @@ def _moments(memory: Memory) -> dict[str, State]:
     return {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
 
 
-def _drawn(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
+def _draw(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
     """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)

@@ -13,7 +13,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.own_models import OwnModels
-from fl.algorithms.parts.representation import head_of, represented
+from fl.algorithms.parts.representation import head_of, represent
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast0
 from fl.engine.losses import Loss, mean
@@ -83,7 +83,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     width, own_models = widths[0], own.algorithm()
     kinds = [WithRepresentation(one, head) for one, head in zip(own.modules, heads)]
     shown = replace(fed, model=kinds[0], fleet=None)
-    objective = drawn_to_prototypes(fed.local.loss, options.lam)
+    objective = pull_to_prototypes(fed.local.loss, options.lam)
 
     def init():
         none = torch.zeros(classes, width, dtype=dtype, device=fed.data.device)
@@ -136,10 +136,10 @@ class WithRepresentation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return both in one tensor."""
-        return torch.cat(represented(self.model, self.head, x), -1)
+        return torch.cat(represent(self.model, self.head, x), -1)
 
 
-def drawn_to_prototypes(loss: Loss, lam: float) -> Objective:
+def pull_to_prototypes(loss: Loss, lam: float) -> Objective:
     """Return the loss + lam times the mean square distance of representations from their prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.

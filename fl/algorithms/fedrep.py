@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import classifier, trained_only
+from fl.algorithms.parts.personal import classifier, train_only
 from fl.algorithms.parts.split import split, without
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast1
@@ -45,8 +45,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
             f"the two is trained (the layer has {', '.join(head)}): choose another --model or --algorithm",
             code="unsupported",
         )
-    of_head = replace(fed.with_local(epochs=options.head_epochs), model=trained_only(fed.model, head))
-    of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
+    of_head = replace(fed.with_local(epochs=options.head_epochs), model=train_only(fed.model, head))
+    of_body = replace(fed, model=train_only(fed.model, learnt.difference(head)))
 
     def client(message, client_states, clients, rng):
         start = {name: client_states[name] if name in head else message["model"][name] for name in names}

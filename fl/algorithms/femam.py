@@ -119,7 +119,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         kind, starts = level_types[at], message.get("model", client_states)
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
         logits = cache.table(message["levels"]) if at else None
-        return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
+        return kind.upload(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
 
     def aggregate(server, clients, update, rng):
         """Do lines 10 to 13 for the newest level. If it ends, do lines 14 to 17, and line 2 for the next level."""

@@ -19,7 +19,7 @@ from fl.base.settings import several
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
-from fl.models.fleet import identity_plan, ungrafted
+from fl.models.fleet import identity_plan, remove_grafting
 from surgery import Plan, State, SurgeryError, narrow, state
 from surgery.plan.positions import Runs, positions
 
@@ -55,7 +55,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     """
     fleet = fed.fleet_or_uniform
     plans = _narrow_plans(fed, options.widths)
-    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.device) for kind in fleet.architectures]
+    kinds = [_levels(remove_grafting(kind.plan), plans, fed.data.device) for kind in fleet.architectures]
     objective = ordered_dropout(fed.local.loss, options.distil)
     if options.distil and fed.data.task != "classification":
         raise FLError(

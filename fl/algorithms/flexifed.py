@@ -82,7 +82,7 @@ def _largest(fed: Federation, fleet: Fleet) -> int:
 def _plans(fleet: Fleet, strategy: str) -> list[Plan]:
     """Return where each client's model lies in the tree."""
     paths = [_signatures(kind.model) for kind in fleet.architectures]
-    common = sum(1 for _ in _shared(paths))
+    common = sum(1 for _ in _shared_layers(paths))
     if not common:
         raise FLError(
             "FlexiFed shares the leading layers of clients' models, and these have not even the first in common: give "
@@ -123,7 +123,7 @@ def _signatures(model: nn.Module) -> list[Signature]:
     ]
 
 
-def _shared(paths: Sequence[list[Signature]]):
+def _shared_layers(paths: Sequence[list[Signature]]):
     """Yield the leading layers that all paths have in common; all layers, if there is only one path."""
     for position in zip(*paths):
         if len(set(position)) > 1:

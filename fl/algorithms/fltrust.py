@@ -53,7 +53,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
     if options.root > len(everybody):
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
 
-    def trained_by_server(start: State, rng: Rng) -> State:
+    def train_on_server(start: State, rng: Rng) -> State:
         own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
         clients = Splits.of([Split(own, own[:0], own[:0])])
         server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
@@ -61,7 +61,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
 
     def aggregate(server, clients, update, rng):
         old = server["global"]
-        own = trained_by_server(old, rng)
+        own = train_on_server(old, rng)
         root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
         scale = (distance(root, nothing) / distance(steps, nothing).clamp(min=1e-30)).flatten()

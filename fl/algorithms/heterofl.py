@@ -15,7 +15,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier
 from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.federation import Federation
-from fl.models.fleet import ungrafted
+from fl.models.fleet import remove_grafting
 from surgery import Plan, state
 from surgery.plan import Source, as_runs
 from zoo import Spec
@@ -52,7 +52,7 @@ def heterofl(
         window: (client, round) -> where its model lies in the global one, for methods that choose other channels.
     """
     fleet = fed.fleet_or_uniform
-    kinds = [ungrafted(kind.plan) for kind in fleet.architectures]
+    kinds = [remove_grafting(kind.plan) for kind in fleet.architectures]
     kept: dict[int, Plan | None] = {}
 
     def leading(client, number=0):
@@ -65,7 +65,7 @@ def heterofl(
     def rows(clients):  # for each client a plan within its model: the rows that count; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
             for client, held in zip(fresh, fed.reported_classes(fresh).cpu()):
-                kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
+                kept[client] = None if held.all() else plan_held_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 
     def send(server, clients, rng):
@@ -86,7 +86,7 @@ def heterofl(
     return replace(fedavg(fed), send=send, aggregate=aggregate, models=models, plan=fixed)
 
 
-def counted_rows(model: nn.Module, held: torch.Tensor) -> Plan:
+def plan_held_rows(model: nn.Module, held: torch.Tensor) -> Plan:
     """Return the plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
 
     These are rows of the classifier and of token embeddings.
@@ -94,7 +94,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Plan:
     Args:
         held: bool [classes].
 
-    >>> print(counted_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])).describe())
+    >>> print(plan_held_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])).describe())
     Plan of 72232fc6ec608ef8: 2 of 3 elements, 0 edits
       weight  [2, 1]             = [0:1|2:3, :]
     """

@@ -16,7 +16,7 @@ from fl.algorithms.parts.submodels import with_own_tensors
 from fl.base.errors import FLError
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
-from fl.models.fleet import identity_plan, kept_blocks, make_example, plan_within, ungrafted
+from fl.models.fleet import find_kept_blocks, identity_plan, make_example, plan_within, remove_grafting
 from surgery import Plan, Section, layers, sections, state
 
 
@@ -55,9 +55,9 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     """
     fleet = fed.fleet_or_uniform
     stands = [plan_within(fed.model, kind.model, "equal", spec=kind.spec) for kind in fleet.architectures]
-    plans = [ungrafted(plan) for plan in stands]
+    plans = [remove_grafting(plan) for plan in stands]
     example = make_example(fed.model, fed.spec or fleet.architectures[0].spec)
-    depths = [kept_blocks(fed.model, kind.model, example=example) for kind in fleet.architectures]
+    depths = [find_kept_blocks(fed.model, kind.model, example=example) for kind in fleet.architectures]
     order = _from_small_to_large(plans, depths)
     known = sections(fed.model, example=example)
     behind = _behind_blocks(fed.model, known) if options.own != "none" else set()

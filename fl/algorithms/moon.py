@@ -11,7 +11,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
-from fl.algorithms.parts.representation import head_of, represented
+from fl.algorithms.parts.representation import head_of, represent
 from fl.base.settings import Above0, AtLeast0
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
@@ -94,8 +94,8 @@ class ContrastiveTriple(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the logits of the first and the representations of all three."""
-        logits, z = represented(self.model, self.head, x)
-        return logits, z, represented(self.received, self.head, x)[1], represented(self.last, self.head, x)[1]
+        logits, z = represent(self.model, self.head, x)
+        return logits, z, represent(self.received, self.head, x)[1], represent(self.last, self.head, x)[1]
 
 
 def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:

@@ -11,10 +11,10 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
-from fl.algorithms.parts.personal import adapted, side_by_side, train_or_keep
+from fl.algorithms.parts.personal import adapt_clients, side_by_side, train_or_keep
 from fl.base.settings import AtLeast0, Natural
 from fl.engine import SGD
-from fl.engine.losses import Loss, each, of_samples
+from fl.engine.losses import Loss, of_samples, per_sample
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.partition import Split
@@ -77,7 +77,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
         fed, epochs=1, repeats=1, optimizer=SGD(lr=options.alpha, momentum=0.0), schedule=lambda number: 1.0
     )
     algorithm = replace(fedavg(fed), client=client)
-    return adapted(algorithm, adapt) if options.steps else algorithm
+    return adapt_clients(algorithm, adapt) if options.steps else algorithm
 
 
 class WithPhase(nn.Module):
@@ -100,7 +100,7 @@ def by_halves(loss: Loss) -> Objective:
         x, y = batch
         logits, second, rows = call(params, x), params["second"], torch.arange(len(y), device=y.device)
         counts = torch.where(second > 0, rows >= len(y) // 2, rows < (len(y) + 1) // 2).to(second.dtype)
-        losses = of_samples(each(loss, logits, y), loss, y)
+        losses = of_samples(per_sample(loss, logits, y), loss, y)
         return (losses * counts).sum() / counts.sum() + 0 * second
 
     return objective

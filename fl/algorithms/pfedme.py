@@ -61,7 +61,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
     optimizer = MoreauOptimizer(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
     both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
-    objective = enveloped(fed.local.objective, options.lam, options.mu)
+    objective = envelop(fed.local.objective, options.lam, options.mu)
 
     def client(message, client_states, clients, rng):
         trained = both.train(pair.starting_from(message["model"]), clients, rng, objective)
@@ -117,7 +117,7 @@ class PersonalAndLocal(nn.Module):
         return self.personal_of(state) | {name: state[f"local.{i}"] for i, name in enumerate(self.learnt)}
 
 
-def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
+def envelop(loss: Objective, lam: float, mu: float) -> Objective:
     """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 (equation 3); w has no gradient."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:

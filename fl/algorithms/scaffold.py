@@ -27,7 +27,7 @@ class ScaffoldOptions:
     """learning rate of the server (the paper: 1)"""
 
 
-def shifted(objective: Objective) -> Objective:
+def shift(objective: Objective) -> Objective:
     """Return the objective with its gradient shifted by the context's "shift", and the same value."""
 
     def moved(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
@@ -48,7 +48,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     In the first round this is FedAvg with equal weights.
     """
     check_plain(fed, "scaffold")
-    objective = shifted(fed.local.objective)
+    objective = shift(fed.local.objective)
 
     def mean_gradients(start, trained, steps, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)

@@ -16,7 +16,7 @@ from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.files import reading
 from fl.base.rng import Rng
-from fl.base.settings import written
+from fl.base.settings import write_value
 from fl.data import GIVEN
 from fl.partition import counts
 from fl.runs.folder import run_name
@@ -59,16 +59,16 @@ def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
     return bool(not_begun(folders, runs)) or any(progress(run).startswith("round ") for run in runs)
 
 
-def how_to_run(runs: Sequence[RecordedRun]) -> str:
+def write_command(runs: Sequence[RecordedRun]) -> str:
     """Write the command that trains runs which differ in their seed alone; Python if it took data or a model.
 
     >>> from fl.settings import Config
     >>> config = Config.of(algorithm="fedavg", lr=0.05)
-    >>> print(how_to_run([RecordedRun(Path(), config.replace(seed=seed), []) for seed in (0, 1)]))
+    >>> print(write_command([RecordedRun(Path(), config.replace(seed=seed), []) for seed in (0, 1)]))
     python -m fl.run --algorithm fedavg --seeds 0,1 --lr 0.05
     """
     config, seeds = runs[0].config, [run.config.seed for run in runs]
-    own = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _given(used)]
+    own = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _is_given(used)]
     if own:
         each = ", ".join(f"{name}=..." for name in own)
         return f"config = fl.{config.replace(seed=0)!r}\n" + "\n".join(
@@ -76,11 +76,11 @@ def how_to_run(runs: Sequence[RecordedRun]) -> str:
             for seed, run in zip(seeds, runs)
         )
     method = SOURCES.get(config.method.name, config.method.name)
-    changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    changed = [one for one in config.list_changed() if not one.unread and one.name not in ("algorithm", "seed")]
     return " ".join([program("run"), "--algorithm", method, "--seeds", ",".join(map(str, seeds)), *words(changed)])
 
 
-def _given(name: str) -> bool:
+def _is_given(name: str) -> bool:
     return name.partition(":")[0] == GIVEN
 
 
@@ -90,17 +90,17 @@ def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[li
     The second table has no settings with their default value.
     """
     configs = {label: runs[0].config for label, runs in groups.items()}
-    read = {label: config.compared() for label, config in configs.items()}
+    read = {label: config.list_comparable() for label, config in configs.items()}
     names = dict.fromkeys(name for settings in read.values() for name in settings)
     differ = [name for name in names if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
-    changed = {one.name: one.value for config in configs.values() for one in config.changed() if not one.unread}
+    changed = {one.name: one.value for config in configs.values() for one in config.list_changed() if not one.unread}
     alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
     rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
     return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
 
 
 def _text(value: object) -> str:
-    return written(value) or "none"
+    return write_value(value) or "none"
 
 
 class Holdings(NamedTuple):
@@ -149,10 +149,10 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
     )
 
 
-def shown_share(count: float, most: float) -> float:
+def colour_share(count: float, most: float) -> float:
     """Return how strongly a count is coloured, by its square root, so that small ones are seen.
 
-    >>> shown_share(0, 9), shown_share(1, 4), shown_share(9, 9)
+    >>> colour_share(0, 9), colour_share(1, 4), colour_share(9, 9)
     (0.0, 0.5, 1.0)
     """
     return round(math.sqrt(count / most), 3) if most else 0.0

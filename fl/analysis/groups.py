@@ -14,12 +14,12 @@ import numpy as np
 from fl.analysis.costs import COSTS, totals, unit_for, up_to
 from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.base.tables import wrapped
+from fl.base.tables import wrap_columns
 from fl.data import GIVEN
 from fl.runs import checkpoint
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import check_intact
-from fl.runs.metrics import FILE, Row, best, evaluated, read, selected
+from fl.runs.metrics import FILE, Row, best, find_best, read, select_evaluated
 from fl.settings import Config, Experiment
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
@@ -74,8 +74,8 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
             own = {}
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
-                own = _own_inputs(config, checkpoint.read_header(path)["given"])
-            if not evaluated(rows):
+                own = _name_inputs(config, checkpoint.read_header(path)["given"])
+            if not select_evaluated(rows):
                 if early:
                     continue
                 raise FLError(f"{path} has no evaluated round yet", code="folder")
@@ -90,7 +90,7 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     return list(runs.values())
 
 
-def _own_inputs(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+def _name_inputs(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     """Name a user's data and model by digests of what a checkpoint says of them, see `checkpoint.custom_inputs`."""
     own = {}
     if data := given.get("data"):
@@ -112,7 +112,8 @@ def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """Return the settings by name in which runs may differ, with names of the users' own data and models."""
     left_out = {"dataset"} if _seeds_have_own_data(runs) else set()
     return [
-        run.config.compared() | {name: value for name, value in run.own.items() if name not in left_out} for run in runs
+        run.config.list_comparable() | {name: value for name, value in run.own.items() if name not in left_out}
+        for run in runs
     ]
 
 
@@ -144,7 +145,9 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
 
 def target_table(
-    groups: dict[str, list[RecordedRun]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
+    groups: dict[str, list[RecordedRun]],
+    target: float,
+    lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns,
 ) -> str:
     """Tabulate the costs of runs up to a target, with a line for each label: FedFA's Table 2.
 
@@ -258,7 +261,9 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     return found
 
 
-def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
+def table(
+    groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns
+) -> str:
     """Make a table of results and costs with a line for each label.
 
     It has mean ± sample standard deviation over seeds of the results that `outcome` computes, then mean costs. Scores
@@ -304,8 +309,8 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
 
 
 def selection(run: RecordedRun) -> Row:
-    """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.selected`."""
-    return selected(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
+    """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.find_best`."""
+    return find_best(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
 def outcome(run: RecordedRun) -> dict[str, float]:
@@ -318,7 +323,7 @@ def outcome(run: RecordedRun) -> dict[str, float]:
     local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the
     whole run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
     """
-    measured = evaluated(run.rows)
+    measured = select_evaluated(run.rows)
     last, chosen, first = measured[-1], selection(run), first_score(measured[-1])
     reached = [row[first] for row in measured]
     scores = {key: last[key] for key in ("round", *_scores(last)) if key in last}

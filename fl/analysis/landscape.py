@@ -16,11 +16,11 @@ from tqdm import tqdm
 from fl.analysis.groups import RecordedRun, group
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
-from fl.base.tables import aligned, write_csv
+from fl.base.tables import align_columns, write_csv
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, split_inputs
-from fl.engine.losses import Loss, cross_entropy, measured, weights_of
+from fl.engine.losses import Loss, cross_entropy, measure, weights_of
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
 from fl.runs.assembly import build
@@ -86,7 +86,7 @@ def table(found: Sequence[Landscape]) -> str:
         [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), "{:.3g} ± {:.2g}".format(*one.trace)]
         for one in found
     ]
-    return aligned(lines)
+    return align_columns(lines)
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:
@@ -184,7 +184,7 @@ def mean_loss(
     def loss(values: State) -> Tensor:
         total = torch.zeros((), dtype=widest(y.device), device=y.device)
         for some, labels in zip(split_inputs(x, size), y.split(size)):
-            total = total + measured(of, functional_call(model, values, (data.normalise(some, dtype),)), labels).sum()
+            total = total + measure(of, functional_call(model, values, (data.normalise(some, dtype),)), labels).sum()
         return total / number
 
     return loss

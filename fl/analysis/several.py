@@ -10,9 +10,9 @@ from typing import Any
 from fl import data
 from fl.analysis.groups import RecordedRun, find_runs, group, outcome, table
 from fl.base.errors import FLError
-from fl.distributed import joined
+from fl.distributed import join_ranks
 from fl.models.custom_model import Model
-from fl.runs.assembly import given_inputs, pick_device
+from fl.runs.assembly import complete_settings, pick_device
 from fl.runs.folder import run_name
 from fl.runs.lock import SETTINGS
 from fl.runs.many_runs import Ended, train_all
@@ -45,7 +45,7 @@ class Results:
 
     def frame(self) -> Any:
         """Return a DataFrame with a row for each run: method, seed, results of `fl.analysis.groups.outcome`, folder."""
-        rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._named()]
+        rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._label()]
         frame = _pandas().DataFrame(rows)
         return frame[[*(name for name in frame if name != "folder"), "folder"]]
 
@@ -59,9 +59,9 @@ class Results:
 
     def rounds(self) -> Any:
         """Return a DataFrame with a row for each round of each run: method, seed, and the columns of metrics.csv."""
-        return _pandas().DataFrame([{**name, **row} for name, run in self._named() for row in run.rows])
+        return _pandas().DataFrame([{**name, **row} for name, run in self._label() for row in run.rows])
 
-    def _named(self) -> list[tuple[dict[str, Any], RecordedRun]]:
+    def _label(self) -> list[tuple[dict[str, Any], RecordedRun]]:
         """Return the first columns of a run's rows, and the run."""
         labels = group(self.runs).items()
         return [({"method": label, "seed": run.config.seed}, run) for label, runs in labels for run in runs]
@@ -100,10 +100,10 @@ def simulate_all(
         FLError: as `simulate` does, and if training fails in all runs.
     """
     folder = Path(folder)
-    with joined() as ranks:
+    with join_ranks() as ranks:
         if not isinstance(experiment, Experiment):
             raise FLError(f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run")
-        common = given_inputs(experiment.config, dataset, model)
+        common = complete_settings(experiment.config, dataset, model)
         experiment = replace(experiment, config=common).with_validation()
         experiment.check()
         loaded = (common.load() if dataset is None else dataset).to(pick_device(common.execution.device))

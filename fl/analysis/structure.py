@@ -11,7 +11,7 @@ import numpy as np
 from fl.analysis.groups import folders_with
 from fl.base.errors import FLError
 from fl.base.files import write_json
-from fl.base.tables import aligned
+from fl.base.tables import align_columns
 from fl.runs.state import RunState
 
 FILE = "structure.json"
@@ -165,7 +165,7 @@ def describe(structure: Structure) -> str:
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
         indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
         lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
-    table = aligned(lines)
+    table = align_columns(lines)
     return f"{structure.algorithm}, seed {structure.seed}: {levels}\n{table}"
 
 

@@ -37,10 +37,10 @@ def program(name: str) -> str:
 
 
 @contextmanager
-def called_as(command: str, name: str = "run") -> Iterator[None]:
+def call_as(command: str, name: str = "run") -> Iterator[None]:
     """Within the block a command is called in another way, for another program's help.
 
-    >>> with called_as("python -m train"):
+    >>> with call_as("python -m train"):
     ...     program("run")
     'python -m train'
     """
@@ -63,7 +63,7 @@ def as_called(text: str) -> str:
 
 
 def refuse_import(error: FLError) -> None:
-    """End a command, as `guarded` does, if its modules cannot be imported; do nothing in any other program.
+    """End a command, as `guard` does, if its modules cannot be imported; do nothing in any other program.
 
     They are imported before a command could guard itself: `python -m fl.NAME` imports the package first, while its own
     name is not known.
@@ -81,7 +81,7 @@ class Exit:
 
 
 @contextmanager
-def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") -> Iterator[Exit]:
+def guard(smaller: str = "--batch-size, --width or --max-parallel-clients") -> Iterator[Exit]:
     """End the block, a command, with one line for what cannot be done; give the exit code, which the block may set.
 
     It is 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on SIGTERM.
@@ -89,7 +89,7 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
     Args:
         smaller: the flags of this command that a smaller value of saves memory.
 
-    >>> with guarded() as ended:
+    >>> with guard() as ended:
     ...     ended.code = 3
     >>> ended.code
     3
@@ -100,7 +100,7 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
         yield ended
         sys.stdout.flush()
     except KeyboardInterrupt as error:
-        ended.code = stopped(error)
+        ended.code = exit_code(error)
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         ended.code = 0
@@ -125,7 +125,7 @@ def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") ->
         print(as_called(f"error: {reason}"), file=sys.stderr)
 
 
-def stopped(error: KeyboardInterrupt) -> int:
+def exit_code(error: KeyboardInterrupt) -> int:
     """Return the exit code of a process that was stopped: 128 and the number of the signal."""
     return 143 if isinstance(error, Terminated) else 130
 

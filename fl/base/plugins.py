@@ -23,7 +23,7 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 _log = logging.getLogger("fl")
 
 
-def declared(package: str, name: str, kind: type) -> dict[str, Any]:
+def collect(package: str, name: str, kind: type) -> dict[str, Any]:
     """Collect what the files of a package declare under a name, in alphabetical order.
 
     A file has one value, called as the file, or a dictionary of several by their names. Subpackages are left out.
@@ -33,7 +33,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
         FLError: for a file that cannot be imported, a value that is not of this kind, and a name that occurs twice; it
             names the file.
 
-    >>> list(declared("fl.partition", "KIND", object))
+    >>> list(collect("fl.partition", "KIND", object))
     ['clusters', 'contiguous', 'dirichlet', 'dirichlet_mixture', 'dirichlet_sizes', 'iid', 'natural', 'shards']
     """
     result: dict[str, Any] = {}
@@ -81,11 +81,11 @@ def import_file(name: str) -> ModuleType:
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:  # of whoever has put the file there
-        raise FLError(f"{name} cannot be imported: {failed(error)}", code="run") from error
+        raise FLError(f"{name} cannot be imported: {describe_failure(error)}", code="run") from error
 
 
 @cache
-def installed(what: str) -> dict[str, EntryPoint]:
+def list_installed(what: str) -> dict[str, EntryPoint]:
     """List the entry points of one of `GROUPS` by their names, without loading them."""
     return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[what]))}
 
@@ -100,13 +100,13 @@ def load_entry_points(what: str, taken: Container[str], checked: Callable[[Any, 
         checked: (what an entry point stands for, its name) -> what to take for it; FLError with what is wrong.
     """
     result = {}
-    for name, point in installed(what).items():
+    for name, point in list_installed(what).items():
         try:
             if name in taken:
                 raise FLError("has the name of another one", code="name")
             result[name] = checked(point.load(), name)
         except Exception as error:  # another package's code
-            said = str(error) if isinstance(error, FLError) else f"cannot be loaded: {failed(error)}"
+            said = str(error) if isinstance(error, FLError) else f"cannot be loaded: {describe_failure(error)}"
             _log.warning(
                 "warning: %s of an installed package (%s) is left out of the %s: it %s", name, point.value, what, said
             )
@@ -162,7 +162,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    point = installed(what).get(name) if what in GROUPS else None
+    point = list_installed(what).get(name) if what in GROUPS else None
     path, _, attribute = (point.value if point else name).partition(":")
     try:
         found: Any = import_module(path)
@@ -173,7 +173,7 @@ def find(what: str, name: str) -> Callable[..., Any]:
             f"{flag}: there is no module {path}, neither in {here} nor among the installed packages", code="name"
         ) from None
     except (Exception, SystemExit) as error:
-        raise FLError(f"{flag}: {path} cannot be imported: {failed(error)}", code="run") from None
+        raise FLError(f"{flag}: {path} cannot be imported: {describe_failure(error)}", code="run") from None
     for part in attribute.split(".") if attribute else ():
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, vars(found), n=1)
@@ -234,7 +234,7 @@ def check_takes(what: str, function: Callable[..., Any], arguments: str) -> None
         raise FLError(f"{what} takes {takes}: let it take ({arguments})".lstrip(), code="run") from None
 
 
-def failed(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Say in one line what a user's own code raised, and where."""
     trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
     while trace is not None and not isinstance(error, SyntaxError):  # which says itself where it is

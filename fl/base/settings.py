@@ -195,7 +195,7 @@ class Flag(PrimitiveConstructorSpec):
             metavar=metavar,
             instance_from_str=lambda words: parse(words[0]),
             is_instance=lambda _: True,  # `check_values` says what is wrong, also in Python and YAML
-            str_from_instance=lambda value: [(write or written)(value)],
+            str_from_instance=lambda value: [(write or write_value)(value)],
         )
         object.__setattr__(self, "items", items)
         object.__setattr__(self, "own", own)
@@ -226,18 +226,18 @@ def as_plain(value: Any) -> Any:
     return value
 
 
-def lowered_defaults(settings: T, number: int) -> T:
+def lower_defaults(settings: T, number: int) -> T:
     """Lower those of the settings that nobody set from what they usually are to a number."""
     unset = (one.name for one in fields(settings) if isinstance(getattr(settings, one.name), Default | Defaults))  # type: ignore[arg-type]
     return replace(settings, **{name: getattr(type(settings), name).at_most(number) for name in unset})  # type: ignore[type-var]
 
 
-def written(value: Any) -> str:
+def write_value(value: Any) -> str:
     """Write a value as a flag takes it."""
     return ",".join(map(str, as_tuple(value)))
 
 
-def _parsed(kind: type, word: str) -> Any:
+def _parse(kind: type, word: str) -> Any:
     try:
         return kind(word)
     except ValueError:
@@ -247,7 +247,7 @@ def _parsed(kind: type, word: str) -> Any:
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
     """Make the flag of a number within limits, see `Limits`."""
     within = Limits(**limits)
-    return Flag(lambda word: _parsed(kind, word), metavar or within.around(kind.__name__.upper()), within)
+    return Flag(lambda word: _parse(kind, word), metavar or within.around(kind.__name__.upper()), within)
 
 
 def one_of(*names: str) -> Flag:
@@ -271,9 +271,9 @@ def several(kind: type, metavar: str, empty: str = "", items: Any = None, own: s
             return ()
         if "" in words:
             raise ValueError(f"{text!r} has an empty item: write one comma between two items, and none at the end")
-        return tuple(_parsed(kind, word) for word in words)
+        return tuple(_parse(kind, word) for word in words)
 
-    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: written(value) or empty, own)
+    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: write_value(value) or empty, own)
 
 
 AtLeast1 = Annotated[int, number(int, least=1)]
@@ -402,10 +402,10 @@ def flag_in(word: str) -> str:
     return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
 
 
-def described(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Say what a value of a type is.
 
-    >>> described(int), described(tuple[int, ...])
+    >>> describe_type(int), describe_type(tuple[int, ...])
     ('a whole number', 'a list, each item a whole number')
     """
     kinds, many = types_of(kind)
@@ -430,17 +430,17 @@ def check_value(setting: "Setting") -> None:
         choice(f"--{flag}", [value], several.options())
     kinds, _ = types_of(field.type)
     if kinds and not fits(field.type, value):
-        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
+        raise FLError(f"--{flag} must be {describe_type(field.type)}, got {value!r}")
     items = as_tuple(value)
     for item in items:
         if isinstance(item, float) and not math.isfinite(item):
-            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
+            raise FLError(f"--{flag} must be a finite number, got {write_value(value)}")
         if isinstance(item, float) and abs(item) > LARGEST:
             raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
     for mark in marks(field, Flag):
         if isinstance(mark.items, Limits):
             if any(item not in mark.items for item in items):
-                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
+                raise FLError(f"--{flag} must be {mark.items}, got {write_value(value)}")
         elif mark.items is not None:
             choice(f"--{flag}", items, mark.items, mark.own)
     for item in items:

@@ -25,14 +25,14 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         writer.writerows(rows)
 
 
-def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+def align_columns(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     """Lay out cells as text in columns, each as wide as its longest cell and two characters more.
 
     Args:
         lines: cells, equally many in each line.
         left: how many of the columns, from the first, are aligned to the left; the others are aligned to the right.
 
-    >>> print(aligned([["method", "seeds"], ["fedavg", "2"]]))
+    >>> print(align_columns([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
     fedavg        2
     """
@@ -43,41 +43,41 @@ def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     )
 
 
-def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
+def wrap_columns(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
     """Lay out cells in columns; those that do not fit into the width follow below, beside the first column again.
 
     If the first column would take more than a third of the width, its cells get numbers, which a table before explains.
 
-    >>> print(wrapped([["method", "seeds"], ["fedavg", "2"]]))
+    >>> print(wrap_columns([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
     fedavg        2
     """
     widths = _widths(lines)
     if sum(widths) > width and widths[0] > max(width // 3, _SHORT):
         numbers = ["#", *map(str, range(1, len(lines)))]
-        legend = aligned([[number, line[0]] for number, line in zip(numbers, lines)], left=2)
-        text = wrapped([[number, *line[1:]] for number, line in zip(numbers, lines)], width)
+        legend = align_columns([[number, line[0]] for number, line in zip(numbers, lines)], left=2)
+        text = wrap_columns([[number, *line[1:]] for number, line in zip(numbers, lines)], width)
         return "\n".join(map(str.rstrip, legend.splitlines())) + f"\n\n{text}"
     fit = max(2, sum(total <= width for total in accumulate(widths)))
-    text = aligned([line[:fit] for line in lines])
+    text = align_columns([line[:fit] for line in lines])
     rest = [[line[0], *line[fit:]] for line in lines]
-    return text if len(rest[0]) == 1 else f"{text}\n\n{wrapped(rest, width)}"
+    return text if len(rest[0]) == 1 else f"{text}\n\n{wrap_columns(rest, width)}"
 
 
-def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one, with bold headings.
+def fit_terminal(lines: Sequence[Sequence[str]]) -> str:
+    """Lay out cells as `wrap_columns` does, to fit the terminal if the output goes to one, with bold headings.
 
     Where they do not fit, columns in which all rows are equal are listed below the table instead.
     """
     if not sys.stdout.isatty():
-        return wrapped(lines)
+        return wrap_columns(lines)
     width, below = shutil.get_terminal_size().columns, ""
     if sum(_widths(lines)) > width and len(lines) > 2:
         first, *columns = zip(*lines)
         alike = [f"{name} {value}" for name, value, *rest in columns if {value} == {*rest}]
         lines = [*zip(first, *(column for column in columns if len({*column[1:]}) > 1))]
         below = "\n" + textwrap.fill(f"all rows: {', '.join(alike)}", width) if alike else ""
-    text = wrapped(lines, width)
+    text = wrap_columns(lines, width)
     text = text if "NO_COLOR" in os.environ else re.sub(r"(?:^|(?<=\n\n)).+", "\033[1m\\g<0>\033[0m", text)
     return text + below
 

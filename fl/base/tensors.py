@@ -44,22 +44,22 @@ def read(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         FLError: if there is no such file, or it is damaged or of another format.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         values = _values(path, format, file.metadata())
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     if _checksum(tensors) != values["tensors"]:
-        raise _damaged(path, "its tensors are not as they were written")
+        raise _damage_error(path, "its tensors are not as they were written")
     return tensors, values["header"]
 
 
 def read_header(path: Path, format: str) -> dict[str, Any]:
     """Read the header alone; raises as `read` does, but for damaged tensors."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return _values(path, format, file.metadata())["header"]
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     with reading(path):
         open(regular(path, most=None), "rb").close()  # the library calls every file missing that it cannot open
     try:
@@ -81,7 +81,7 @@ def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         intact = False
     if not intact:
-        raise _damaged(path, "its header is not as it was written")
+        raise _damage_error(path, "its header is not as it was written")
     if (found := values["format"]) != format:
         raise FLError(
             f"{path} is of format {found}, and this version reads {format} here: put the right file there", code="file"
@@ -89,7 +89,7 @@ def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict
     return values
 
 
-def _damaged(path: Path, how: str) -> FLError:
+def _damage_error(path: Path, how: str) -> FLError:
     return FLError(
         f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name", code="file"
     )

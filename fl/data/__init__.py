@@ -27,7 +27,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fl.base.errors import FLError
-from fl.base.plugins import declared, failed, find, installed, is_path, kind
+from fl.base.plugins import collect, describe_failure, find, is_path, kind, list_installed
 from fl.data.dataset import GIVEN, Dataset, Origin, fingerprint
 from fl.data.inputs import pad
 from fl.data.loader import Loader
@@ -53,7 +53,7 @@ __all__ = [
 
 LOADERS: dict[str, Loader] = dict(  # bundled ones first, names with a file last, else in alphabetical order
     sorted(
-        declared("fl.data", "LOADERS", Loader).items(),
+        collect("fl.data", "LOADERS", Loader).items(),
         key=lambda item: (not item[1].bundled, ":" in item[0], item[0]),
     )
 )
@@ -94,7 +94,7 @@ def load(
         found = LOADERS[key].load(folder, download, text, *file)
     else:
         found = LOADERS[key].load(folder, download, *file)
-    return replace(found, name=name).marked(Origin(name, text if is_text(name) else None))
+    return replace(found, name=name).with_origin(Origin(name, text if is_text(name) else None))
 
 
 def _load_custom(name: str) -> Dataset:
@@ -109,7 +109,9 @@ def _load_custom(name: str) -> Dataset:
     except FLError:
         raise
     except (Exception, SystemExit) as error:
-        raise FLError(f"--dataset {name}, called without arguments, fails: {failed(error)}", code="run") from None
+        raise FLError(
+            f"--dataset {name}, called without arguments, fails: {describe_failure(error)}", code="run"
+        ) from None
     if not isinstance(found, Dataset):
         raise FLError(
             f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
@@ -124,7 +126,7 @@ def check_name(name: str) -> None:
     if _key_and_file(name)[0] in LOADERS or name == GIVEN:
         return
     if not is_custom(name):
-        every = [*LOADERS, *installed("datasets")]
+        every = [*LOADERS, *list_installed("datasets")]
         hint = "".join(f"did you mean {one}? " for one in get_close_matches(name, every, n=1))
         raise FLError(
             f"unknown data set {name!r}: {hint}there are {', '.join(every)}, and module:function for one of your own",
@@ -141,7 +143,9 @@ def is_custom(name: str) -> bool:
     (True, True, False, False)
     """
     return (
-        name == GIVEN or name in installed("datasets") or is_path(name, tuple(key.partition(":")[0] for key in LOADERS))
+        name == GIVEN
+        or name in list_installed("datasets")
+        or is_path(name, tuple(key.partition(":")[0] for key in LOADERS))
     )
 
 
@@ -186,4 +190,4 @@ def overview() -> str:
     names = {name: name + " (bundled)" * loader.bundled for name, loader in LOADERS.items()}
     images = [name for key, name in names.items() if not LOADERS[key].text]
     texts = [name for key, name in names.items() if LOADERS[key].text]
-    return f"{', '.join([*images, *installed('datasets')])}; text: {', '.join(texts)}; your own: module:function"
+    return f"{', '.join([*images, *list_installed('datasets')])}; text: {', '.join(texts)}; your own: module:function"

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import tyro
 
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import flag_in, number
 from fl.data import Dataset
 from fl.partition import Partition, counts
 from fl.settings import Config
-from fl.settings.flags import entries, flags_class, given, named
+from fl.settings.flags import entries, find_value, flags_class, select_given
 from fl.settings.help import command
 from fl.settings.places import partition_named
 
@@ -47,12 +47,12 @@ def look(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):
         raise FLError(f"data are named by a flag: `python -m fl.data --dataset {argv[0]}`")
-    partition_named(named(argv, "partition"))
+    partition_named(find_value(argv, "partition"))
     every = {name: one for inside in entries(()).values() for name, one in inside.items()}
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
     asked: Any = command(flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv)
     flags = {flag_in(word) for word in argv} - {"seed", "json", "plot"}
-    config = Config.of(seed=asked.seed, **given(asked, flags))
+    config = Config.of(seed=asked.seed, **select_given(asked, flags))
     config.check_values()
     if not config.data.pool_test_set:
         config.data.check()
@@ -142,7 +142,7 @@ def _clusters(structure: np.ndarray) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = look(argv)
     return ended.code
 

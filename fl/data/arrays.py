@@ -58,7 +58,7 @@ def read_saved(folder: Path) -> dict[str, Any]:
     return found
 
 
-def checked(
+def check_arrays(
     x: Any,
     y: Any,
     test_x: Any,
@@ -107,7 +107,7 @@ def checked(
     if dense:
         y, test_y = _masks({"y": (y, inputs), "test_y": (test_y, test_inputs)}, classes)
     else:
-        y, test_y, names = _numbered(y, test_y, names)
+        y, test_y, names = _number_classes(y, test_y, names)
         y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
         if y.ndim != test_y.ndim:
             raise FLError(
@@ -251,7 +251,7 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
     return names
 
 
-def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
+def _number_classes(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
     """Number classes that are given by name, in alphabetical order or that of `names`.
 
     Others stay as they are.

@@ -10,7 +10,7 @@ import numpy as np
 from fl.base.errors import FLError, reason
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader, file_of, options_of
-from fl.data.table import Table, arrays_of, missing_value, mixed_values
+from fl.data.table import Table, arrays_of, missing_value, mixed_values_error
 
 _MISSING = ("", "na", "nan", "null", "none", "n/a")
 
@@ -46,19 +46,19 @@ def read(path: Path, names_in: Container[str]) -> Table:
         if len(row) != len(names):
             raise FLError(f"{path}, line {line} has {len(row)} values, and there are {len(names)} columns", code="file")
 
-    def called(k: int) -> str:
+    def name_row(k: int) -> str:
         return f"{path}, line {lines[k]}"
 
     found = {}
     for name, column in zip(names, zip(*rows)):
         values = [value.strip() for value in column]
         if missing := [k for k, value in enumerate(values) if value.lower() in _MISSING]:
-            raise missing_value(called(missing[0]), name)
-        found[name] = _parsed(values, name, called, name in names_in)
-    return Table(found, called)
+            raise missing_value(name_row(missing[0]), name)
+        found[name] = _parse_column(values, name, name_row, name in names_in)
+    return Table(found, name_row)
 
 
-def _parsed(values: list[str], name: str, row: Callable[[int], str], names: bool) -> np.ndarray:
+def _parse_column(values: list[str], name: str, row: Callable[[int], str], names: bool) -> np.ndarray:
     """Return numbers if all values are some, or names if none is."""
     numbers: list[float | None] = []
     for value in values:
@@ -70,7 +70,7 @@ def _parsed(values: list[str], name: str, row: Callable[[int], str], names: bool
     if len(others) == len(values) or (names and others) or (names and any(map(_is_code, values))):
         return np.asarray(values)
     if others:
-        raise mixed_values(row(others[0]), name, values[others[0]])
+        raise mixed_values_error(row(others[0]), name, values[others[0]])
     if all(value.lstrip("+-").isdigit() and len(value) < 18 for value in values):
         return np.asarray(values, dtype=np.int64)
     return np.asarray(numbers, dtype=np.float64)

@@ -170,7 +170,9 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid))
+        made = cls(
+            GIVEN, **arrays.check_arrays(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid)
+        )
         on_disk = any(map(mapped.is_mapped, leaves(made.x)))
         return replace(made, used_on=torch.device("cpu")) if on_disk else made
 
@@ -369,7 +371,7 @@ class Dataset:
         """Put indices where the samples lie, so that looking up several times moves them once."""
         return indices if indices.device == self.y.device else upload(indices, self.y.device)
 
-    def taken(self, indices: Tensor) -> "Dataset":
+    def take(self, indices: Tensor) -> "Dataset":
         """Return the data set with these training samples alone, in this order, on the device."""
         x, y = self.gather(indices)
         return replace(self, x=x, y=y, used_on=None)
@@ -416,7 +418,7 @@ class Dataset:
         """
         several = isinstance(inputs, dict)
 
-        def converted(values: Tensor) -> Tensor:
+        def convert(values: Tensor) -> Tensor:
             if self.on_host and values.device.type == "cpu":
                 values = upload(values, self.device)
             if self.tokens or (several and values.dtype in (torch.int32, torch.int64)):
@@ -427,9 +429,9 @@ class Dataset:
                 return values.to(dtype, copy=True)
             return values.to(dtype).mul_(2 / self.top).sub_(1)
 
-        return map_inputs(converted, inputs)
+        return map_inputs(convert, inputs)
 
-    def padded(self, pixels: int) -> "Dataset":
+    def pad(self, pixels: int) -> "Dataset":
         """Add a border to all images that repeats their edges, so that a white background stays white.
 
         The border's pixels count for nothing in masks.
@@ -451,7 +453,7 @@ class Dataset:
             y, test_y = (F.pad(masks, (pixels,) * 4, value=UNSCORED) for masks in (y, test_y))
         return replace(self, x=x, y=y, test_x=test_x, test_y=test_y)
 
-    def pooled(self) -> "Dataset":
+    def pool(self) -> "Dataset":
         """Add the test samples at the end of the training samples; the test set stays as it is."""
         self._no_copy("--pool-test-set")
         x = map_inputs(lambda *both: torch.cat(both), self.x, self.test_x)
@@ -487,7 +489,7 @@ class Dataset:
         >>> samples = [torch.rand(4, 2), [0, 1, 0, 1]]
         >>> data = Dataset.from_arrays(*samples, *samples, owners=list("abab"), test_owners=list("aabb"))
         >>> moved = data.with_test_sites(["b"])
-        >>> moved.owners.tolist(), moved.test_owners.tolist(), len(moved.tested_at(["b"]).test_y)
+        >>> moved.owners.tolist(), moved.test_owners.tolist(), len(moved.test_at(["b"]).test_y)
         ([0, 0], [0, 0, 1, 1, 1, 1], 4)
         """
         if not names:
@@ -508,7 +510,7 @@ class Dataset:
         kept = self._of_rows((~away).nonzero()[:, 0])
         return replace(self, **kept, test_x=test_x, test_y=test_y, test_owners=test_owners)
 
-    def tested_at(self, names: Sequence[str]) -> "Dataset":
+    def test_at(self, names: Sequence[str]) -> "Dataset":
         """Keep the test samples of these owners alone; without names all."""
         if not names or self.test_owners is None:
             return self
@@ -543,11 +545,11 @@ class Dataset:
         found = {name: values[rows] for name, values in more.items() if values is not None}
         return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **found}
 
-    def sampled(self, number: int) -> "Dataset":
+    def subsample(self, number: int) -> "Dataset":
         """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
 
         >>> from fl.data import load
-        >>> load("digits").padded(2).pooled().sampled(100).x.shape
+        >>> load("digits").pad(2).pool().subsample(100).x.shape
         torch.Size([100, 1, 12, 12])
         """
         if not number:
@@ -557,7 +559,7 @@ class Dataset:
         chosen = torch.randperm(len(self.y), generator=Rng(0).torch("samples"))[:number].sort().values
         return replace(self, **self._of_rows(chosen))
 
-    def tested_on(self, index: Tensor) -> "Dataset":
+    def test_on(self, index: Tensor) -> "Dataset":
         """Use these training samples as the test set: those that clients hold out of pooled data."""
         owners = None if self.owners is None else self.owners[index]
         test_x = map_inputs(lambda values: values[index], self.x)
@@ -582,7 +584,7 @@ class Dataset:
             FLError: if the device has too little memory.
         """
         if data_on == "host" or (data_on == "auto" and self.on_host):
-            return replace(self, used_on=torch.device(device)).marked(self.origin)
+            return replace(self, used_on=torch.device(device)).with_origin(self.origin)
         try:
             moved = {k: map_inputs(lambda t: t.to(device), getattr(self, k)) for k in ("x", "y", "test_x", "test_y")}
         except torch.OutOfMemoryError:
@@ -590,9 +592,9 @@ class Dataset:
             raise FLError(
                 f"{gb:,.1f} GB of {self.name} do not fit on {device}: keep them with --data-on host", code="memory"
             ) from None
-        return replace(self, **moved, used_on=None).marked(self.origin)
+        return replace(self, **moved, used_on=None).with_origin(self.origin)
 
-    def marked(self, origin: Origin | None) -> "Dataset":
+    def with_origin(self, origin: Origin | None) -> "Dataset":
         """Copy the data set with another origin."""
         same = replace(self)
         object.__setattr__(same, "origin", origin)

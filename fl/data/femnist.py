@@ -55,10 +55,10 @@ def _read_part(source: Source, folder: Path) -> dict[str, Samples]:
             if repeated := writers.keys() & found.keys():
                 raise ValueError(f"writer {min(repeated)} is in another file too")
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError) as error:
-            raise source.damaged(file, error) from error
+            raise source.damage_error(file, error) from error
         writers |= found
     if not any(len(y) for _, y in writers.values()):
-        raise source.damaged(folder, "no samples")
+        raise source.damage_error(folder, "no samples")
     return writers
 
 

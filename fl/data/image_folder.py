@@ -13,7 +13,7 @@ from fl.data.arrays import form
 from fl.data.dataset import Dataset
 from fl.data.items import pixels
 from fl.data.loader import Loader, file_of, options_of
-from fl.data.parts import PARTS, check_classes, own_parts
+from fl.data.parts import PARTS, assign_parts, check_classes
 
 _LAYOUT = "a picture lies in CLASS/ or SITE/CLASS/, in which train/, valid/ and test/ may come first, or after SITE/"
 
@@ -53,7 +53,7 @@ def load(root: Path, path: str) -> Dataset:
     def row(k: int) -> str:
         return str(files[k])
 
-    parts = own_parts(words, groups, row)
+    parts = assign_parts(words, groups, row)
     check_classes(classes, parts, row)
     x = _pictures(files, int(size))
     shared, test = parts != 2, parts == 2

@@ -38,11 +38,11 @@ def digits(root: Path, download: bool) -> Dataset:
     file = Path(folder, "datasets", "data", "digits.csv.gz")
     rows = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].long()
-    train, test = _stratified(labels.numpy(), test=360)
+    train, test = _split_stratified(labels.numpy(), test=360)
     return Dataset("digits", images[train], labels[train], images[test], labels[test], classes=10, top=16)
 
 
-def _stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.ndarray]:
     """Split as scikit-learn's `train_test_split(stratify=labels, random_state=0)` does, in the same order."""
     rng = np.random.RandomState(0)
     sizes = np.bincount(labels)
@@ -153,7 +153,7 @@ def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path]
             try:
                 probe(source.root / file)
             except Exception as cause:
-                raise source.damaged(file, cause) from error
+                raise source.damage_error(file, cause) from error
         raise source.error(f"files are damaged ({reason(error)})") from error
 
 
@@ -167,7 +167,7 @@ def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool)
     train, test = parts = _parts(cls, source, download, _read_idx)
     for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):
         if part.data.shape[1:] != (28, 28):
-            raise source.damaged(images, f"images of {'x'.join(map(str, part.data.shape[1:]))} pixels, not 28x28")
+            raise source.damage_error(images, f"images of {'x'.join(map(str, part.data.shape[1:]))} pixels, not 28x28")
         source.check_labels(part.targets, valid, len(part.data), labels)
     (x, y), (test_x, test_y) = ((part.data.unsqueeze(1), part.targets - valid.start) for part in (train, test))
     return Dataset(name, x, y, test_x, test_y, classes=len(valid))

@@ -31,7 +31,7 @@ def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dic
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
-    return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
+    return {"names": names, **_stack("train", train, task, room), **_stack("test", test, task, room)}
 
 
 def read_huggingface(
@@ -47,7 +47,7 @@ def read_huggingface(
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}", code="name")
         only = part.select_columns([image, label])  # others need not be decoded
-        found |= _stacked(name, only, task, room, keys=(image, label))
+        found |= _stack(name, only, task, room, keys=(image, label))
         given = found["y" if name == "train" else "test_y"]
         if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
             raise FLError(
@@ -182,7 +182,7 @@ def _class_names(every: Sequence[_Numbering | None]) -> list[str]:
     return [] if merged or sorted(names) != [*range(len(names))] else [names[number][0] for number in range(len(names))]
 
 
-def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
+def _stack(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
     """Read all items of "train" or "test" into a tensor of samples and one of labels.
 
     Args:

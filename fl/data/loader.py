@@ -112,10 +112,10 @@ class Source:
             code="file",
         )
 
-    def damaged(self, file: str | Path, why: str | Exception) -> FLError:
+    def damage_error(self, file: str | Path, why: str | Exception) -> FLError:
         """Make the exception for a file that is there but is damaged.
 
-        >>> print(Source("MNIST", Path("data"), ("a", "b")).damaged("a", "empty"))  # doctest: +ELLIPSIS
+        >>> print(Source("MNIST", Path("data"), ("a", "b")).damage_error("a", "empty"))  # doctest: +ELLIPSIS
         MNIST cannot be read from data: files are damaged (a: empty). Expected there: a, b. ...
         """
         file = file.relative_to(self.root).as_posix() if isinstance(file, Path) else file
@@ -124,12 +124,12 @@ class Source:
     def check_labels(self, labels: Tensor, valid: range, images: int, file: str | Path) -> None:
         """Raise FLError unless `file`, from which labels were read, has one valid label for each image."""
         if len(labels) != images:
-            raise self.damaged(file, f"{len(labels)} labels for {images} images")
+            raise self.damage_error(file, f"{len(labels)} labels for {images} images")
         if images == 0:
-            raise self.damaged(file, "no samples")
+            raise self.damage_error(file, "no samples")
         if labels.min() < valid.start or labels.max() >= valid.stop:
             found = f"{labels.min()} to {labels.max()}"
-            raise self.damaged(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")
+            raise self.damage_error(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")
 
 
 def _some(files: list[str]) -> str:

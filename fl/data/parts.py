@@ -10,7 +10,7 @@ PARTS = {"train": 0, "training": 0, "valid": 1, "validation": 1, "val": 1, "test
 """What the parts of a data set are called, in small letters -> 0 for training, 1 for validation, 2 for testing."""
 
 
-def own_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, row: Callable[[int], str]) -> np.ndarray:
+def assign_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, row: Callable[[int], str]) -> np.ndarray:
     """Return the part of each sample, see `PARTS`.
 
     Args:
@@ -19,7 +19,7 @@ def own_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, row:
         groups: the group of each sample, [N].
         row: the number of a sample -> what messages call it.
 
-    >>> own_parts(None, np.array([0, 0, 1, 0]), str), own_parts(["train", "Val", "test"], np.zeros(3), str)
+    >>> assign_parts(None, np.array([0, 0, 1, 0]), str), assign_parts(["train", "Val", "test"], np.zeros(3), str)
     (array([0, 0, 0, 2]), array([0, 1, 2]))
     """
     if words is None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fl.base.errors import FLError
 from fl.base.settings import choice
-from fl.data.parts import check_classes, own_parts
+from fl.data.parts import assign_parts, check_classes
 
 CATEGORICAL = ("one-hot", "refuse")
 
@@ -65,7 +65,7 @@ def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> 
                 code="data",
             )
     if any(texts):
-        raise mixed_values(row(texts.index(True)), name, values[texts.index(True)])
+        raise mixed_values_error(row(texts.index(True)), name, values[texts.index(True)])
     numbers = np.asarray(values)
     return numbers if numbers.dtype.kind in "biuf" else numbers.astype(np.float64)
 
@@ -77,7 +77,7 @@ def missing_value(row: str, column: str) -> FLError:
     )
 
 
-def mixed_values(row: str, column: str, value: str) -> FLError:
+def mixed_values_error(row: str, column: str, value: str) -> FLError:
     """Return the error for a name in a column of numbers."""
     return FLError(
         f"{row} has {value!r} in the column {column!r}, among numbers: correct it, or make names of all of its values, "
@@ -116,7 +116,7 @@ def arrays_of(
     owners = None if owner is None else _as_owners(str(owner), columns[str(owner)], row)
     groups = np.zeros(count, int) if owners is None else np.unique(owners, return_inverse=True)[1]
     words = None if split is None else columns[str(split)].astype(str)
-    parts = own_parts(words, groups, row if split is None else lambda k: f"{row(k)}, column {str(split)!r},")
+    parts = assign_parts(words, groups, row if split is None else lambda k: f"{row(k)}, column {str(split)!r},")
     if y.dtype.kind in "SU":
         check_classes(y, parts, row)
     shared, test = parts != 2, parts == 2

@@ -128,7 +128,7 @@ def dataset(
         cuts = [len(document) - len(document) // 10 for document in train]
         held = [document[cut:] for document, cut in zip(train, cuts)]
         train = [document[:cut] for document, cut in zip(train, cuts)]
-    train, held, vocabulary = numbered(train, held, options, known, spaced)
+    train, held, vocabulary = number_tokens(train, held, options, known, spaced)
     stream = np.concatenate(held)
     for part, longest in (("longest training document", max(map(len, train), default=0)), ("test part", len(stream))):
         if longest <= options.length:
@@ -163,7 +163,7 @@ def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str]
     return (partial(words, spaced=spaced) if options.tokens == "word" else encode_bytes), ()
 
 
-def numbered(
+def number_tokens(
     train: list[Any], held: list[Any], options: TextOptions, known: tuple[str, ...], spaced: bool = False
 ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
     """Convert split texts to tokens: words by the vocabulary of the training part, which comes third."""
@@ -255,7 +255,7 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
     del root, download
     from pydoc_data.topics import topics
 
-    kept = _unrepeated(topics)
+    kept = _drop_repeated(topics)
     return dataset("pydoc", list(kept.values()), options, owner_names=kept)
 
 
@@ -307,7 +307,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
     for block in _read(source, file).split("\n\n"):
         name, _, speech = block.strip("\n").partition("\n")
         if not name.endswith(":"):
-            raise source.damaged(file, f"{name[:40]!r} where a speaker's name and a colon should be")
+            raise source.damage_error(file, f"{name[:40]!r} where a speaker's name and a colon should be")
         speeches.setdefault(name, []).append(speech + "\n")
     names = [name.removesuffix(":") for name in speeches]
     return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options, owner_names=names)
@@ -327,7 +327,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
     return dataset(name, [_read(Source(name, where, (path,)), file)], options, owned=False)
 
 
-def _unrepeated(topics: Mapping[str, str]) -> dict[str, str]:
+def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
     """Keep every paragraph in the shortest of its texts only. How lines are broken does not matter."""
     seen: set[str] = set()
     kept = {}
@@ -355,7 +355,7 @@ def _read(source: Source, file: str | Path) -> str:
     try:
         return (source.root / file).read_text("utf-8")
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
-        raise source.damaged(str(file), error) from error
+        raise source.damage_error(str(file), error) from error
 
 
 def _fetch(address: str, root: Path, file: str) -> None:

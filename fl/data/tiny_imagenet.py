@@ -33,7 +33,7 @@ def load(root: Path, download: bool) -> Dataset:
     folder = root / FOLDER
     wnids = sorted(set(_lines(source, folder / "wnids.txt")))
     if len(wnids) != CLASSES:
-        raise source.damaged(folder / "wnids.txt", f"{len(wnids)} different classes, not {CLASSES}")
+        raise source.damage_error(folder / "wnids.txt", f"{len(wnids)} different classes, not {CLASSES}")
     number = {wnid: i for i, wnid in enumerate(wnids)}
     files = {wnid: _class_files(source, folder / "train" / wnid) for wnid in number}
     x = _decode(source, [file for wnid in files for file in files[wnid]])
@@ -48,19 +48,19 @@ def _lines(source: Source, file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError
-        raise source.damaged(file, error) from error
+        raise source.damage_error(file, error) from error
 
 
 def _class_files(source: Source, folder: Path) -> list[Path]:
     """List the training images of a class, checked against its list of boxes if that is there."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
-        raise source.damaged(folder / "images", "no images")
+        raise source.damage_error(folder / "images", "no images")
     boxes = folder / f"{folder.name}_boxes.txt"
     if boxes.exists():
         listed = {line.split("\t")[0] for line in _lines(source, boxes)}
         if absent := listed - {file.name for file in files}:
-            raise source.damaged(folder / "images" / min(absent), "the image is missing")
+            raise source.damage_error(folder / "images" / min(absent), "the image is missing")
     return files
 
 
@@ -70,13 +70,13 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
     labels = {}
     for name, *rest in (line.split("\t") for line in _lines(source, file)):
         if not rest or rest[0] not in number:
-            raise source.damaged(file, f"{name} has no class, or one that is not in wnids.txt")
+            raise source.damage_error(file, f"{name} has no class, or one that is not in wnids.txt")
         labels[name] = number[rest[0]]
     present = {image.name for image in (folder / "images").glob("*.JPEG")}
     if absent := labels.keys() - present:
-        raise source.damaged(folder / "images" / min(absent), "the image is missing")
+        raise source.damage_error(folder / "images" / min(absent), "the image is missing")
     if unlabelled := present - labels.keys():
-        raise source.damaged(file, f"it has no line for {min(unlabelled)}")
+        raise source.damage_error(file, f"it has no line for {min(unlabelled)}")
     return dict(sorted(labels.items()))
 
 
@@ -92,7 +92,7 @@ def _decode(source: Source, files: list[Path]) -> Tensor:
                     raise ValueError(f"{image.width}x{image.height} pixels, not {SIDE}x{SIDE}")
                 pixels[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except Exception as error:  # Pillow raises OSError, SyntaxError and more for files that it cannot read
-            raise source.damaged(file, error) from error
+            raise source.damage_error(file, error) from error
     return torch.from_numpy(images)
 
 

@@ -5,6 +5,6 @@ have to move: after each training every rank has the whole cohort's. Rank 0 also
 process that is not one of several is rank 0 of one. If a rank dies, torchrun ends the others.
 """
 
-from fl.distributed.ranks import Ranks, current, deal, is_joined, is_one_of_several, joined
+from fl.distributed.ranks import Ranks, current, deal, is_joined, is_one_of_several, join_ranks
 
-__all__ = ["Ranks", "current", "deal", "is_joined", "is_one_of_several", "joined"]
+__all__ = ["Ranks", "current", "deal", "is_joined", "is_one_of_several", "join_ranks"]

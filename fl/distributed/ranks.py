@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fl.base.console import stopped
+from fl.base.console import exit_code
 from fl.base.errors import Code, FLError, Terminated
 from fl.base.torch_private import tree_flatten, tree_unflatten
 from surgery.transfer import as_bytes
@@ -106,14 +106,14 @@ class Ranks:
             result.append(mine if rank == self.rank else tree_unflatten(found, form))
         return result
 
-    def shared(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
+    def share(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
         """Return the entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
 
         Args:
             work: of each row, in any unit.
             function: some rows -> an entry for each of them: tensors in dicts, lists and tuples.
 
-        >>> Ranks().shared([1, 1], lambda rows: [torch.tensor(row) for row in rows])
+        >>> Ranks().share([1, 1], lambda rows: [torch.tensor(row) for row in rows])
         [tensor(0), tensor(1)]
         """
         if not self.sharing:
@@ -157,7 +157,7 @@ def _reaching() -> Iterator[None]:
 
 
 _current = Ranks()
-_inside = False  # of `joined`
+_inside = False  # of `join_ranks`
 _store: Any = None
 
 
@@ -176,12 +176,12 @@ def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_joined() -> bool:
-    """Return whether this is within `joined`, in one of several processes."""
+    """Return whether this is within `join_ranks`, in one of several processes."""
     return _inside
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_ranks() -> Iterator[Ranks]:
     """Within it, this process is one of several, if it was started as one. Only rank 0 prints and reports errors.
 
     It may lie within another. All ranks end with the first that fails: rank 0 says which one that was, and why. One
@@ -205,7 +205,7 @@ def joined() -> Iterator[Ranks]:
                 yield ranks
     except BaseException as error:
         if ranks.rank:
-            raise SystemExit(_failed(ranks, error)) from None
+            raise SystemExit(_report_failure(ranks, error)) from None
         if isinstance(error, (Lost, Terminated)) and (reason := _reason(ranks)):
             raise FLError(reason, code="peers") from None
         raise
@@ -230,10 +230,10 @@ def _join() -> Ranks:
     return _current
 
 
-def _failed(ranks: Ranks, error: BaseException) -> int:
+def _report_failure(ranks: Ranks, error: BaseException) -> int:
     """Leave an error's reason for rank 0, on another rank. Returns its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        return stopped(error)
+        return exit_code(error)
     if isinstance(error, SystemExit):  # of the command line, which rank 0 refuses as well
         return error.code if isinstance(error.code, int) else 2
     if isinstance(error, Lost):  # not the first to end

@@ -8,8 +8,8 @@ result up to float32 rounding:
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-On the CPU `auto` picks by a rule, see `ranked`. On other devices it takes the fastest backend that was tried there and
-agrees with the loop, see `fl.engine.admission`. If a backend refuses a model, it takes the next one.
+On the CPU `auto` picks by a rule, see `rank_backends`. On other devices it takes the fastest backend that was tried
+there and agrees with the loop, see `fl.engine.admission`. If a backend refuses a model, it takes the next one.
 """
 
 import logging
@@ -45,7 +45,7 @@ __all__ = [
     "Precision",
     "Results",
     "check",
-    "ranked",
+    "rank_backends",
     "train",
 ]
 
@@ -122,10 +122,10 @@ def train(
     what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
-    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
+    with _explain([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
         order = [backend]
         if backend == "auto":
-            order = _order(chosen.get(what), groups) if ruled else _admitted(whole, chosen, rounds, moving)
+            order = _order(chosen.get(what), groups) if ruled else _admit(whole, chosen, rounds, moving)
         for name in order:
             try:
                 done = BACKENDS[name](whole)
@@ -148,7 +148,7 @@ def train(
 
 
 @contextmanager
-def _explained(jobs: Sequence[Job]) -> Iterator[None]:
+def _explain(jobs: Sequence[Job]) -> Iterator[None]:
     """Record gradients in the block, whatever surrounds it, and name two faults of models that train in it."""
     names = " or ".join(map(_name, (job.model for job in jobs)))
     before = _global_rng(jobs[0].device)
@@ -188,7 +188,7 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 _SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.work.work`
 
 
-def ranked(groups: Sequence[Group]) -> list[str]:
+def rank_backends(groups: Sequence[Group]) -> list[str]:
     """Return the backends that `auto` tries for these groups on the CPU, the fastest by a rule first, last the loop.
 
     Small steps of several clients train as one program, others in threads; two clients leave threads idle.
@@ -209,15 +209,15 @@ def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
 
     An earlier choice comes first if it is possible here.
     """
-    job, order = groups[0][0], ranked(groups)
+    job, order = groups[0][0], rank_backends(groups)
     with suppress(FLError):
         check(name or "", job.device, job.precision, job.batches.real is not None)
         if name != "vmap" or len(groups) == 1:
             order = [name, *(other for other in order if other != name)]
-    return [name for name in order if name not in _refused(groups)]
+    return [name for name in order if name not in _find_refusals(groups)]
 
 
-def _admitted(groups: Sequence[Group], chosen: dict[str, str], rounds: int, moving: bool) -> list[str]:
+def _admit(groups: Sequence[Group], chosen: dict[str, str], rounds: int, moving: bool) -> list[str]:
     """Return the backend that is admitted on this device, unless it has refused one of the models, and the loop."""
     job, candidates = groups[0][0], {}
     for name, backend in BACKENDS.items():
@@ -229,10 +229,10 @@ def _admitted(groups: Sequence[Group], chosen: dict[str, str], rounds: int, movi
                 candidates[name] = backend
     name = admission.choose(groups, candidates, chosen, rounds) if candidates else "loop"
     in_vain = name == "graphs" and graphs.is_in_vain(job.model for job, _, _ in groups)
-    return ["loop"] if name in ("loop", *_refused(groups)) or in_vain else [name, "loop"]
+    return ["loop"] if name in ("loop", *_find_refusals(groups)) or in_vain else [name, "loop"]
 
 
-def _refused(groups: Sequence[Group]) -> set[str]:
+def _find_refusals(groups: Sequence[Group]) -> set[str]:
     return set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))
 
 

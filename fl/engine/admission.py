@@ -34,7 +34,7 @@ from fl.distributed import current
 from fl.engine.conditions import describe, name_device
 from fl.engine.eager import loop
 from fl.engine.job import Group
-from fl.engine.progress import shown
+from fl.engine.progress import listen
 from fl.engine.trial import Backend, Pickle, clock, first_steps, shorten
 
 _log = logging.getLogger("fl")
@@ -279,5 +279,5 @@ def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
         seconds = [clock(partial(loop, [group]), group[0].device)[1] for group in short]
         return sum(map(operator.mul, seconds, times))
 
-    with shown(None):
+    with listen(None):
         return first if (first := estimate()) < least else min(estimate(), estimate())

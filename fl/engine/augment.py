@@ -42,7 +42,7 @@ class Augment(NamedTuple):
             places: where images are cut out; None: they are drawn here.
         """
         if self.mask:
-            return self.masked(samples, key)
+            return self.mask_tokens(samples, key)
         if not self.moves:
             return samples
         if places is None:
@@ -94,6 +94,6 @@ class Augment(NamedTuple):
             return masks
         return self.cut(masks.unsqueeze(-3), places, border=UNSCORED).squeeze(-3)
 
-    def masked(self, tokens: Tensor, key: Tensor) -> Tensor:
+    def mask_tokens(self, tokens: Tensor, key: Tensor) -> Tensor:
         """Return tokens [*leading, B, T], a share of which is replaced by `token`."""
         return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

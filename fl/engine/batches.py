@@ -16,10 +16,10 @@ LAST_BATCHES = ("filled", "partial")
 """What the last batch of an epoch holds: as many samples as the others, some of them again, or those that are left."""
 
 
-def filled(samples: int, size: int) -> int:
+def count_filled(samples: int, size: int) -> int:
     """Return how many samples one epoch passes through the model where its last batch is filled up.
 
-    >>> filled(20, 10), filled(21, 10)
+    >>> count_filled(20, 10), count_filled(21, 10)
     (20, 30)
     """
     return -(-samples // size) * size
@@ -113,7 +113,7 @@ def make_batches(
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
     ((2,), torch.Size([1, 2, 2]), tensor([0, 1, 2]))
     """
-    steps = max((filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
+    steps = max((count_filled(len(part), size) // size for part in parts), default=0) * epochs * repeats
     ask_memory(
         8 * len(parts) * steps * (size + 1),
         f"the batches of {epochs:,} epochs" + f" with {repeats:,} steps on each" * (repeats > 1),
@@ -122,7 +122,7 @@ def make_batches(
     rows, real = [], []
     for client, part in zip(clients, parts):
         n, generator = len(part), rng.torch("batches", int(client))
-        positions = torch.arange(filled(n, size))
+        positions = torch.arange(count_filled(n, size))
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions % n]] for _ in range(epochs)]
         if last == "partial":
             counts = [min(size, n - at) for at in range(0, n, size) for _ in range(repeats)]

@@ -43,7 +43,7 @@ def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
     clients, equality = 1 << (len(steps) - 1).bit_length(), 4 * sum(steps) // (len(steps) * max(steps))
     computations = sorted({_describe_step(group) for group in groups})
     content = json.dumps(
-        [_own_code(), _environment(), sorted(candidates), clients, equality, len(computations), computations]
+        [_digest_code(), _environment(), sorted(candidates), clients, equality, len(computations), computations]
     )
     names = " and ".join(sorted({type(job.model).__name__ for job, _, _ in groups}))
     return f"{names} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -94,7 +94,7 @@ def _describe_function(value: Any, seen: set[int]) -> Any:
 
 
 @cache
-def _own_code() -> str:
+def _digest_code() -> str:
     """Return a digest of the engine's files, since the package's version stays the same while code changes."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

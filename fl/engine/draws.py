@@ -54,8 +54,8 @@ class Draws:
         position = self._position(shape, count)
         self.drawn += count
         if self._mixed is None:
-            self._mixed = _mixed(self.key.to(torch.int32, copy=True))
-        bits = _mixed(position + self._mixed.view((*self.key.shape, *[1] * position.ndim)))
+            self._mixed = _mix(self.key.to(torch.int32, copy=True))
+        bits = _mix(position + self._mixed.view((*self.key.shape, *[1] * position.ndim)))
         return (bits & 0xFFFFFF) * 2**-24
 
     def _position(self, shape: tuple[int, ...], count: int) -> Tensor:
@@ -64,7 +64,7 @@ class Draws:
         if known is None:
             draws = torch.arange(self.drawn + 1, self.drawn + 1 + count, dtype=torch.int32, device=self.key.device)
             position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.key.device).view(shape)
-            known = _mixed(draws.mul_(_GOLDEN).view(-1, *[1] * len(shape)) + position)
+            known = _mix(draws.mul_(_GOLDEN).view(-1, *[1] * len(shape)) + position)
             self._positions[self.drawn, count, shape] = known
         return known
 
@@ -90,7 +90,7 @@ class Draws:
         return self.uniform(shape) < probability
 
 
-def _mixed(h: Tensor) -> Tensor:
+def _mix(h: Tensor) -> Tensor:
     """Return a bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in
     place.
 

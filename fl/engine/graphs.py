@@ -234,7 +234,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
     for stream in streams:
         stream.wait_stream(here)
     try:
-        return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _captured)
+        return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _capture)
     except BaseException:  # the next training of these models may need the memory
         _wait(device)
         for job, _, _ in groups:
@@ -315,7 +315,7 @@ def _never_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
+def _capture(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
     """Return a function that replays the step; its inputs and outputs stay where they are."""
     for _ in range(warm_up - 1):
         step()

@@ -47,20 +47,20 @@ def is_whole(loss: Loss) -> bool:
     return getattr(loss, "whole", False)
 
 
-def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored.
 
     Likewise of masks of each pixel, [n * H * W], or, with a loss of whole masks, [n].
     """
     if has_exits(outputs, targets):
-        return torch.stack([each(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum(0)
+        return torch.stack([per_sample(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum(0)
     if targets.is_floating_point() or is_whole(loss):
         return loss(outputs, targets)
     losses = loss(outputs.flatten(0, -2), targets.flatten())
-    return torch.where(scored(targets.flatten()), losses, 0) if targets.ndim > 1 else losses
+    return torch.where(is_scored(targets.flatten()), losses, 0) if targets.ndim > 1 else losses
 
 
-def scored(targets: Tensor) -> Tensor:
+def is_scored(targets: Tensor) -> Tensor:
     """Return which labels count: all but those that are UNSCORED.
 
     They are of tokens that text has for its context alone, and of pixels whose class is not known.
@@ -76,11 +76,11 @@ def weights_of(loss: Loss, targets: Tensor) -> Tensor:
     """
     if targets.is_floating_point() or targets.ndim == 1 or is_whole(loss):
         return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
-    return scored(targets).flatten(1).sum(1)
+    return is_scored(targets).flatten(1).sum(1)
 
 
 def of_samples(losses: Tensor, loss: Loss, targets: Tensor) -> Tensor:
-    """Average what `each` gives within each sample, [n]: over its tokens or pixels that count; 0 if none does."""
+    """Average what `per_sample` gives within each sample, [n]: over its tokens or pixels that count; 0 if none does."""
     return losses.view(len(targets), -1).sum(1) / weights_of(loss, targets).clamp(min=1)
 
 
@@ -101,19 +101,19 @@ def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
     if loss is cross_entropy:
         total = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="sum")  # as models of masks lay them out
-        return total / scored(targets).sum().clamp(min=1)  # crops of masks may leave no pixel that counts
-    losses = each(loss, outputs, targets)
+        return total / is_scored(targets).sum().clamp(min=1)  # crops of masks may leave no pixel that counts
+    losses = per_sample(loss, outputs, targets)
     if targets.is_floating_point() or targets.ndim == 1 or is_whole(loss):
         return losses.mean()
-    return losses.sum() / scored(targets).sum().clamp(min=1)
+    return losses.sum() / is_scored(targets).sum().clamp(min=1)
 
 
-def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def measure(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the same for an evaluation, in float64 where the device has it.
 
     Losses other than cross entropy are computed in the outputs' type: one of your own may hold tensors of that type.
     """
-    return double(each(loss, double(outputs) if loss is cross_entropy else outputs, targets))
+    return double(per_sample(loss, double(outputs) if loss is cross_entropy else outputs, targets))
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
             raise FLError(
                 f"--class-weights and --label-smoothing are for losses by name, not for {name}: leave them out"
             )
-        return _own(name, find("loss", name), whole=task == "segmentation")
+        return _check_custom(name, find("loss", name), whole=task == "segmentation")
     chosen = _DEFAULTS[task] if name == DEFAULT else name
     if chosen not in NAMES:
         raise FLError(
@@ -177,7 +177,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
         raise FLError(
             "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
         )
-    return _made(chosen, smoothing, tuple(weights))
+    return _make(chosen, smoothing, tuple(weights))
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     truth = targets.unsqueeze(-1) == torch.arange(outputs.shape[-1], device=targets.device)
     shares = outputs.softmax(-1, dtype=torch.promote_types(outputs.dtype, torch.float32))
-    shares, truth = (shares * scored(targets).unsqueeze(-1)).flatten(1, -2), truth.flatten(1, -2).to(shares.dtype)
+    shares, truth = (shares * is_scored(targets).unsqueeze(-1)).flatten(1, -2), truth.flatten(1, -2).to(shares.dtype)
     there = truth.amax(1)
     overlap = 2 * (shares * truth).sum(1) / (shares + truth).sum(1).clamp(min=1)  # a class that is there has one pixel
     return ((1 - overlap) * there).sum(1) / there.sum(1).clamp(min=1)
@@ -205,8 +205,8 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 dice.whole = True  # type: ignore[attr-defined]
 
 
-def _own(name: str, loss: Loss, whole: bool) -> Loss:
-    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+def _check_custom(name: str, loss: Loss, whole: bool) -> Loss:
+    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
         each = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
         if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
             found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
@@ -222,11 +222,11 @@ def _own(name: str, loss: Loss, whole: bool) -> Loss:
             )
         return each
 
-    checked.whole = whole  # type: ignore[attr-defined]
-    return checked
+    compute.whole = whole  # type: ignore[attr-defined]
+    return compute
 
 
-def _made(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
+def _make(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
     def weight(like: Tensor) -> Tensor | None:
         return torch.tensor(weights, dtype=like.dtype, device=like.device) if weights else None
 
@@ -240,7 +240,7 @@ def _made(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
 
     def dice_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), weight(outputs), reduction="none")
-        number = scored(targets).flatten(1).sum(1).clamp(min=1)
+        number = is_scored(targets).flatten(1).sum(1).clamp(min=1)
         return dice(outputs, targets) + losses.view(len(targets), -1).sum(1) / number
 
     dice_cross_entropy.whole = True  # type: ignore[attr-defined]

@@ -59,7 +59,7 @@ def mean_of(loss: Loss) -> Objective:
 
 
 @lru_cache(maxsize=16)
-def masked(objective: Objective = cross_entropy) -> Objective:
+def mask_absent_classes(objective: Objective = cross_entropy) -> Objective:
     """Return the objective of a model whose logits are 0 for the classes that the client does not have.
 
     They are those where the boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021,

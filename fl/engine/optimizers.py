@@ -114,7 +114,7 @@ def _ready(
         params, gradients = [params[i] for i in used], [gradients[i] for i in used]
         memory = {name: [tensors[i] for i in used] for name, tensors in memory.items()}
     if clip:
-        gradients = clipped(gradients, clip, lead)
+        gradients = clip_gradients(gradients, clip, lead)
     # The kernels walk through memory and do not look at strides.
     alike = [
         g if g.stride() == p.stride() else torch.empty_like(p, requires_grad=False).copy_(g)
@@ -123,10 +123,10 @@ def _ready(
     return params, memory, alike
 
 
-def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
+def clip_gradients(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
     """Return the gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
 
-    >>> torch.cat(clipped([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
+    >>> torch.cat(clip_gradients([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """

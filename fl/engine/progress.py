@@ -10,12 +10,12 @@ _done, _total = 0.0, 0
 
 
 @contextmanager
-def shown(listener: Callable[[float, int], None] | None) -> Iterator[None]:
+def listen(listener: Callable[[float, int], None] | None) -> Iterator[None]:
     """Within it, call the listener with (clients done, clients of the cohort) whenever some are done.
 
     That may be from another thread. None: nobody is told, and none are counted.
 
-    >>> with shown(lambda done, total: print(f"{done:g} of {total}")):
+    >>> with listen(lambda done, total: print(f"{done:g} of {total}")):
     ...     begin(3)
     ...     count(1)
     ...     count(0.5)

@@ -46,7 +46,7 @@ def shorten(group: Group, clients: int, longest: int) -> Group:
     steps = tuple(max(1, min(n, n * _STEPS // longest)) for n in batches.steps[:clients])
     rows = batches.rows[:clients, : max(steps)]
     samples, places = torch.unique(rows[..., :size], return_inverse=True)
-    data = job.data.taken(samples)
+    data = job.data.take(samples)
     test = map_inputs(lambda t: t[:1].to(data.device), data.test_x), data.test_y[:1].to(data.device)
     data = replace(data, test_x=test[0], test_y=test[1], owners=None, test_owners=None, owner_names=())
     real = batches.real and tuple(counts[:n] for counts, n in zip(batches.real, steps))

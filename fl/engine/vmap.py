@@ -66,7 +66,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     total = torch.zeros(len(steps), device=job.device, dtype=job.loss_dtype)
     positions: dict = {}  # see `Draws`
 
-    def one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Any:
+    def train_one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Any:
         def call(params: State, x: Tensor) -> Tensor:
             state = {**rest, **own, **params}
             out = functional_call(job.model, state, (x,))
@@ -79,7 +79,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
 
         return job.loss(call, own, context, batch, Draws(key, positions=positions))
 
-    losses = vmap(one)
+    losses = vmap(train_one)
     for s in range(max(steps)):
         active = sum(n > s for n in steps)
         p, r, c, row = tree_map(lambda t, n=active: t[:n], (params, rest, context, rows[:, s]))
@@ -89,11 +89,11 @@ def _train(job: Job, starts: State, context: Any) -> Results:
         # enough, and faster than torch.func.grad inside it.
         given = job.batches.step(row)
         batch = job.fetch(given, dtype)
-        loss = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
+        loss = _vectorise(losses, job.model, leaves, r, c, batch, given.key)
         gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         if job.ascent:
             ahead, before = _ahead(job.ascent, p, gradients), {name: t.clone() for name, t in r.items()}
-            there = _vectorised(losses, job.model, ahead, r, c, batch, given.key)
+            there = _vectorise(losses, job.model, ahead, r, c, batch, given.key)
             gradients = torch.autograd.grad(there.sum(), list(ahead.values()), allow_unused=True)
             for name, value in before.items():  # buffers stay as the pass at the parameters left them
                 r[name].copy_(value)
@@ -114,7 +114,7 @@ def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) ->
     return {n: (p + step[n] if n in step else p).detach().requires_grad_() for n, p in params.items()}
 
 
-def _vectorised(losses: Callable[..., Any], model: nn.Module, *arguments) -> Any:
+def _vectorise(losses: Callable[..., Any], model: nn.Module, *arguments) -> Any:
     """losses(*arguments); an error names the operation that vmap refuses."""
     try:
         return losses(*arguments)

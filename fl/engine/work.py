@@ -91,7 +91,7 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
                 device = next(shadow.parameters()).device
                 # of two samples, since static batch norms refuse one image
                 two = map_inputs(lambda one: one.new_zeros(2, *one.shape[1:], device=device), data.x)  # noqa: B023
-                known[sample, dtype] = _counted(shadow, data.normalise(two, dtype))
+                known[sample, dtype] = _count(shadow, data.normalise(two, dtype))
                 break
     return known[sample, dtype]
 
@@ -128,7 +128,7 @@ class _Flops(Watch):
             self.total += formula(*args, **kwargs, out_val=result)
 
 
-def _counted(shadow: nn.Module, two: Inputs) -> _Counts:
+def _count(shadow: nn.Module, two: Inputs) -> _Counts:
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:

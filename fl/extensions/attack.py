@@ -76,7 +76,7 @@ class Attack:
                 return update
             malicious = training.select(rows)
             starts, learnt = malicious.cohort.states, poisoned(malicious).states
-            sent = self.scaled_update(update.received, starts, learnt, rows, fed.trainable.keys())
+            sent = self.scale_update(update.received, starts, learnt, rows, fed.trainable.keys())
             return update._replace(received=sent)
 
         return run
@@ -95,7 +95,7 @@ class Attack:
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
-    def scaled_update(
+    def scale_update(
         self, honest: States, starts: States, poisoned: States, rows: Sequence[int], names: Set[str]
     ) -> States:
         """Equation 1: start + (honest - start) + lambda (poisoned - start) for the parameters of the malicious clients.
@@ -107,7 +107,7 @@ class Attack:
                 attack away.
 
         >>> attack, one = Attack(frozenset({3}), None, 2.0), lambda x: {"w": torch.full((1, 1), x)}
-        >>> attack.scaled_update(one(1.0), one(0.5), one(0.0), [0], {"w"})
+        >>> attack.scale_update(one(1.0), one(0.5), one(0.0), [0], {"w"})
         {'w': tensor([[0.]])}
         """
         sent = []
@@ -153,7 +153,7 @@ def _malicious(config: Any, rng: Rng) -> frozenset[int]:
     return draw_malicious(config.extensions["attack"], config.clients.number, rng)
 
 
-def _attacked(fed: Federation, config: Any, rng: Rng) -> Federation:
+def _attack(fed: Federation, config: Any, rng: Rng) -> Federation:
     attack = make_attack(config.extensions["attack"], _malicious(config, rng), fed.data, fed.clients, rng)
     return with_attack(fed, attack) if attack else fed
 
@@ -161,7 +161,7 @@ def _attacked(fed: Federation, config: Any, rng: Rng) -> Federation:
 EXTENSION = Extension(
     AttackOptions(),
     needs=lambda options: _NEEDS if options.share else {},
-    federation=_attacked,
+    federation=_attack,
     largest=lambda config, rng: (
         _malicious(config, rng) if config.extensions["attack"].architecture == "largest" else frozenset[int]()
     ),

@@ -18,7 +18,7 @@ from fl.base.settings import OnlyWith, check_values, number, one_of
 from fl.engine.draws import Draws
 from fl.federation.clients import CLIENTS
 from fl.federation.cohort import States, as_before, stacks
-from fl.federation.divergence import restored
+from fl.federation.divergence import restore
 from surgery import Stack
 from surgery.states import stack_size
 from surgery.transfer import upload
@@ -65,7 +65,7 @@ class Compression:
         return self.kind != "none"
 
     @torch.no_grad()
-    def compressed(
+    def compress(
         self, states: States, starts: States, unsent: Stack, clients: Sequence[int], rng: Rng, names: Container[str]
     ) -> Compressed:
         """Compress what clients send.
@@ -87,7 +87,7 @@ class Compression:
             names: of the trained parameters.
 
         >>> end, start = {"w": torch.tensor([[1.0, 5.0, -3.0]])}, {"w": torch.tensor([[1.0, 1.0, 1.0]])}
-        >>> Compression("topk", share=0.3).compressed(end, start, {}, [0], Rng(0), {"w"})
+        >>> Compression("topk", share=0.3).compress(end, start, {}, [0], Rng(0), {"w"})
         Compressed(received={'w': tensor([[1., 5., 1.]])}, unsent={}, sent=[5])
         """
         changed, sent = [], []
@@ -96,7 +96,7 @@ class Compression:
             learnt = [name for name in after if name in names and after[name].numel()]
             steps = {name: after[name] - before[name] for name in learnt}
             steps = {name: step + unsent[name] if unsent else step for name, step in steps.items()}
-            kept = self._kept(steps, own, rng) if steps else {}
+            kept = self._receive(steps, own, rng) if steps else {}
             changed.append({**after, **{name: before[name] + step for name, step in kept.items()}})
             if unsent:
                 unsent = {**unsent, **{name: steps[name] - step for name, step in kept.items()}}
@@ -130,17 +130,17 @@ class Compression:
         """Return how many of n entries top-k sends."""
         return max(1, round(self.share * n))
 
-    def _kept(self, steps: Stack, clients: Sequence[int], rng: Rng) -> Stack:
+    def _receive(self, steps: Stack, clients: Sequence[int], rng: Rng) -> Stack:
         """Return what the server receives of updates."""
         if self.kind == "topk":
             flat = torch.cat([step.flatten(1) for step in steps.values()], 1)
             kept = largest(flat, self._count(flat.shape[1])).split([step[0].numel() for step in steps.values()], 1)
             return {name: part.view_as(step).to(step.dtype) for (name, step), part in zip(steps.items(), kept)}
         if self.feedback:
-            return {name: quantised(step, self.bits) for name, step in steps.items()}
+            return {name: quantise(step, self.bits) for name, step in steps.items()}
         keys = [torch.randint(2**31, (), generator=rng.torch("compression", client)) for client in clients]
         draws = Draws(upload(torch.stack(keys).int(), next(iter(steps.values())).device))
-        return {name: quantised(step, self.bits, draws.uniform(step.shape[1:])) for name, step in steps.items()}
+        return {name: quantise(step, self.bits, draws.uniform(step.shape[1:])) for name, step in steps.items()}
 
 
 def largest(steps: Tensor, k: int) -> Tensor:
@@ -153,7 +153,7 @@ def largest(steps: Tensor, k: int) -> Tensor:
     return torch.zeros_like(steps).scatter(1, places, steps.gather(1, places))
 
 
-def quantised(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
+def quantise(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
     """Round each row's entries to levels.
 
     There are 2^bits - 1, which lie evenly between the row's largest absolute value and its negative.
@@ -163,7 +163,7 @@ def quantised(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
         chance: an entry goes to the level away from 0 if its distance from the one nearer to 0, in levels, is more than
             this: for uniform numbers in [0, 1) the mean of the result is the entry; 0.5 is the nearest level.
 
-    >>> quantised(torch.tensor([[8.0, 1.0, -3.0, -5.0]]), bits=2)
+    >>> quantise(torch.tensor([[8.0, 1.0, -3.0, -5.0]]), bits=2)
     tensor([[ 8.,  0., -0., -8.]])
     """
     most, sizes = 2 ** (bits - 1) - 1, steps.abs()
@@ -193,8 +193,8 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
                 code="unsupported",
             )
         unsent = {name.removeprefix(_UNSENT): t for name, t in client_states.items() if name.startswith(_UNSENT)}
-        made = compression.compressed(update.received, message["model"], unsent, clients, rng, fed.trainable)
-        received = restored(made.received, message["model"], update.sizes)  # who was dropped sends nothing of before
+        made = compression.compress(update.received, message["model"], unsent, clients, rng, fed.trainable)
+        received = restore(made.received, message["model"], update.sizes)  # who was dropped sends nothing of before
         update = update._replace(received=received, sent=made.sent)
         if not compression.feedback:
             return update

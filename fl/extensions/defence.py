@@ -141,7 +141,7 @@ class Defence:
         return 0.5 if self.rule == "median" else self.trim
 
     @torch.no_grad()
-    def clipped(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
+    def clip_updates(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
         """Return the trained models, with no update of the parameters longer than `clip` medians.
 
         Buffers stay as they are.
@@ -151,7 +151,7 @@ class Defence:
             names: of the parameters.
 
         >>> start, end = {"w": torch.zeros(3, 1)}, {"w": torch.tensor([[1.0], [2.0], [50.0]])}
-        >>> Defence(clip=2.0).clipped(end, start, [1, 1, 1], {"w"})["w"].flatten()
+        >>> Defence(clip=2.0).clip_updates(end, start, [1, 1, 1], {"w"})["w"].flatten()
         tensor([1., 2., 4.])
         """
         if not any(sizes):  # no update arrived
@@ -162,7 +162,7 @@ class Defence:
         limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
         shares = share.split([stack_size(after) for after, _ in pairs])
-        return as_before(trained, [_shortened(*pair, own, names) for pair, own in zip(pairs, shares)])
+        return as_before(trained, [_shorten(*pair, own, names) for pair, own in zip(pairs, shares)])
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
@@ -171,7 +171,7 @@ def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
     return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
 
-def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:
+def _shorten(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:
     """Return the stack with its updates multiplied by their shares [K].
 
     A share of 1 leaves a model unchanged bit for bit.
@@ -215,7 +215,7 @@ def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
         models: a stack of n models.
         compared: those tensors of the models that their distances are taken of.
     """
-    return average(_chosen(models, krum_order(squared_distances(compared), f)[:m]))
+    return average(_choose(models, krum_order(squared_distances(compared), f)[:m]))
 
 
 def bulyan(models: Stack, compared: Stack, f: int) -> State:
@@ -232,7 +232,7 @@ def bulyan(models: Stack, compared: Stack, f: int) -> State:
         order = krum_order(distances.index_select(0, left).index_select(1, left), f)
         chosen.append(left[order[:1]])
         left = left[order[1:].sort().values]
-    models = _chosen(models, torch.cat(chosen))
+    models = _choose(models, torch.cat(chosen))
     result = average(models)
     medians = trimmed_mean(models, trim=0.5)
     for name, tensor in models.items():
@@ -242,7 +242,7 @@ def bulyan(models: Stack, compared: Stack, f: int) -> State:
     return result
 
 
-def _chosen(models: Stack, rows: Tensor) -> Stack:
+def _choose(models: Stack, rows: Tensor) -> Stack:
     return {name: tensor.index_select(0, rows) for name, tensor in models.items()}
 
 
@@ -261,17 +261,17 @@ def with_clipped_updates(algorithm: Algorithm, defence: Defence) -> Algorithm:
     def clip(update, message, clients, rng):
         if not update.received:
             return update
-        sent = defence.clipped(update.received, message["model"], update.sizes, list(fed.trainable))
+        sent = defence.clip_updates(update.received, message["model"], update.sizes, list(fed.trainable))
         return update._replace(received=sent)
 
     return replace(algorithm, steps=(clip, *algorithm.steps))
 
 
-def _defended(fed: Federation, config: Any, rng: Rng) -> Federation:
+def _defend(fed: Federation, config: Any, rng: Rng) -> Federation:
     return with_defence(fed, config.extensions["defence"])
 
 
-def _clipped(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
+def _clip(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
     return (
         with_clipped_updates(algorithm, config.extensions["defence"])
         if config.extensions["defence"].clip
@@ -282,8 +282,8 @@ def _clipped(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
 EXTENSION = Extension(
     Defence(),
     needs=lambda options: options.needs,
-    federation=_defended,
-    algorithm=_clipped,
+    federation=_defend,
+    algorithm=_clip,
     order=Order.RECEIVING,
     simulated=False,
 )

@@ -9,7 +9,7 @@ from fl.algorithms.extension import Extension
 from fl.base.rng import Rng
 from fl.base.settings import number
 from fl.federation import Federation
-from fl.federation.divergence import restored
+from fl.federation.divergence import restore
 from fl.federation.trainer import Stage, Trainer, Training
 from fl.federation.update import ClientUpdate
 
@@ -67,7 +67,7 @@ class Failures(NamedTuple):
                 return update
             failed = (self.fails(training.rng.round, client) for client in training.cohort.clients)
             sizes = tuple(0 if gone else size for gone, size in zip(failed, update.sizes))
-            states, received = (restored(every, starts, sizes) for every in (update.states, update.received))
+            states, received = (restore(every, starts, sizes) for every in (update.states, update.received))
             return update._replace(sizes=sizes, states=states, received=received)
 
         return run

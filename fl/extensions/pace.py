@@ -16,7 +16,7 @@ from fl.base.rng import Rng
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, one_of
 from fl.engine.work import flops
 from fl.federation import Federation
-from fl.federation.divergence import restored
+from fl.federation.divergence import restore
 from fl.federation.trainer import Stage, Trainer, Training
 from fl.federation.update import ClientUpdate
 
@@ -82,8 +82,8 @@ class Pace(NamedTuple):
             update = train(training._replace(steps=done))
             if any(missing := late(done, training.steps, self.partial)):
                 sizes = tuple(0 if gone else size for gone, size in zip(missing, update.sizes))
-                update = update._replace(sizes=sizes, received=restored(update.received, starts, sizes))
-            return update._replace(states=restored(update.states, starts, update.sizes))
+                update = update._replace(sizes=sizes, received=restore(update.received, starts, sizes))
+            return update._replace(states=restore(update.states, starts, update.sizes))
 
         return run
 
@@ -157,11 +157,11 @@ def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]
     return [not made or (made < wanted and not partial) for made, wanted in zip(done, steps)]
 
 
-def _paced(fed: Federation, config: Any, rng: Rng) -> Federation:
+def _pace(fed: Federation, config: Any, rng: Rng) -> Federation:
     pace = make_pace(config.extensions["pace"], len(fed.clients), rng)
     return fed if pace is None else replace(fed, training=(*fed.training, pace))
 
 
 EXTENSION = Extension(
-    PaceOptions(), needs=lambda options: {"one_training": "--pace"}, federation=_paced, columns={SECONDS: Column()}
+    PaceOptions(), needs=lambda options: {"one_training": "--pace"}, federation=_pace, columns={SECONDS: Column()}
 )

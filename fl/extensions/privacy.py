@@ -194,7 +194,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         models = broadcast(mean, k)
         seen = ClientUpdate(models, torch.zeros(k, device=device), (1,) * k, models)
         public = {name: part for name, part in server.items() if name not in (_PART, CLIENTS)}
-        after, metrics = algorithm.aggregated(public, clients, seen, rng)
+        after, metrics = algorithm.aggregate_clients(public, clients, seen, rng)
         metrics = {**metrics, "update_clip": server[_PART]["clip"].item()}
         if privacy.noise:
             metrics["epsilon"] = spent(fed, privacy, rng.round)

@@ -64,7 +64,7 @@ class ClientModels(NamedTuple):
     client_states: Stack = _NOTHING
 
 
-def shared(state: State, clients: int) -> ClientModels:
+def share_model(state: State, clients: int) -> ClientModels:
     """Return one model for all clients."""
     return ClientModels([Level([state], torch.zeros(clients, dtype=torch.int64))])
 
@@ -74,10 +74,10 @@ def personal(models: Stack, clients: int) -> ClientModels:
     return ClientModels([Level(models, torch.arange(clients))])
 
 
-def given(models: ClientModels, clients: Sequence[int]) -> Stack:
+def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
     """Return the model that each of some clients is given on the first level, [K, ...].
 
-    >>> given(shared({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
+    >>> select_given(share_model({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
     """
     if len(models.levels) != 1:
@@ -139,7 +139,7 @@ def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
     result = torch.zeros(len(samples) + 1, *fed.data.outputs, dtype=dtype, device=device)
     small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
     large = [group for group in groups if len(group[1]) > _FEW] if small else groups
-    for at, said in chain(_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
+    for at, said in chain(_predict_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
         result[at] = said.to(result)
     return result[:-1]
 
@@ -148,7 +148,7 @@ _Group: TypeAlias = tuple[int, Tensor, Tensor]
 """A model, the places of its samples in the result, and the samples."""
 
 
-def _one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
+def _predict_one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
     """(places, logits) of each model's samples."""
     for k, at, rows in groups:
         module = None if level.modules is None else level.modules[k]
@@ -186,7 +186,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
                 _ALONE.add(fed.model)
         if reason:  # out of the handler, which holds the memory of what failed
             _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
-            yield from _one_by_one(fed, level, groups[first:])
+            yield from _predict_one_by_one(fed, level, groups[first:])
             return
         yield at, said
         first += len(some)

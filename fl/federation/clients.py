@@ -23,7 +23,7 @@ Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
 """(what each client receives, its client state, the clients, rng) -> what comes of it."""
 
 
-def updated(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
+def update_states(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
     """Return the states of all clients after a round in this process; a client that was dropped keeps its state.
 
     Args:

@@ -98,7 +98,7 @@ def with_entry(context: Any, name: str, values: Tensor) -> Any:
     return {**context, name: values}
 
 
-def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
+def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
     """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
 
     Args:

@@ -34,7 +34,7 @@ class WithoutDiverged(NamedTuple):
                 update.received, update.loss, cohort.states, cohort.clients, update.sizes, training.rng.round
             )
             is_one = update.received is update.states
-            states = received if is_one else restored(update.states, cohort.states, sizes)
+            states = received if is_one else restore(update.states, cohort.states, sizes)
             return update._replace(states=states, sizes=sizes, received=received)
 
         return run
@@ -67,11 +67,11 @@ def drop_failed(
     if all(kept):
         return states, tuple(sizes)
     if not any(kept):
-        raise _diverged(round, f"loss or weights of every client ({len(kept)})", "or a --clip such as 1")
+        raise _divergence_error(round, f"loss or weights of every client ({len(kept)})", "or a --clip such as 1")
     lost = [str(client) for client, keep in zip(clients, kept) if not keep]
     who = f"client{'s' * (len(lost) > 1)} {', '.join(lost)}"
     _log.warning("warning: round %d: %s dropped: loss or weights became infinite or not a number", round, who)
-    return restored(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
+    return restore(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
 
 
 def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss: Tensor, round: int) -> Tensor:
@@ -103,7 +103,7 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
         for part, name, tensor in named:
             if not _stays_finite(tensor, [before.get(some, {}).get(name) for some in (part, "global")]):
                 more = "a --clip such as 1, or a limit for what single clients send"
-                raise _diverged(round, f"the server's {part}/{name}", more)
+                raise _divergence_error(round, f"the server's {part}/{name}", more)
     return said[:-1]
 
 
@@ -119,7 +119,7 @@ def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
     return bool(fine.all())
 
 
-def _diverged(round: int, what: str, more: str) -> Diverged:
+def _divergence_error(round: int, what: str, more: str) -> Diverged:
     saved = " What came before is saved." if round > 1 else ""
     return Diverged(
         f"training diverged: in round {round} {what} became infinite or not a number.{saved} Start a new run with a "
@@ -127,13 +127,13 @@ def _diverged(round: int, what: str, more: str) -> Diverged:
     )
 
 
-def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
+def restore(states: States, starts: States, kept: Sequence[Any]) -> States:
     """Return the states of the clients that are kept, and the starts of the others.
 
     Args:
         kept: true or false for each client, or its size, which is 0 if it was dropped.
 
-    >>> restored({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
+    >>> restore({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
     lost = [row for row, keep in enumerate(kept) if not keep]

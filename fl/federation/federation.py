@@ -15,12 +15,12 @@ from fl.data import Dataset
 from fl.data.inputs import Inputs
 from fl.distributed import current
 from fl.engine import Group, Job, progress, train
-from fl.engine.batches import filled, make_batches
+from fl.engine.batches import count_filled, make_batches
 from fl.engine.losses import cross_entropy
-from fl.engine.objectives import Ascent, Objective, masked
+from fl.engine.objectives import Ascent, Objective, mask_absent_classes
 from fl.engine.work import Meter, flops
 from fl.federation.aggregator import Aggregator, WeightedMean
-from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
+from fl.federation.cohort import Cohort, States, classes_held, join_results, per_client, select, with_entry
 from fl.federation.divergence import WithoutDiverged
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
@@ -352,14 +352,14 @@ class Federation:
         """Return the number of steps that each client makes in a round, if no middleware stops it earlier."""
         batch_size, train_sets = self.local.size_of_batches(self.clients.train), self.clients.train
         passes = self.local.epochs * self.local.repeats
-        return tuple(filled(len(train_sets[client]), batch_size) // batch_size * passes for client in clients)
+        return tuple(count_filled(len(train_sets[client]), batch_size) // batch_size * passes for client in clients)
 
     def _mask_absent_classes(self, cohort: Cohort, objective: LocalObjective) -> LocalObjective:
         """Return the objective. In `masked` training it sets logits of classes that a client lacks to 0."""
         if not self.local.masked:
             return objective
         context = with_entry(objective.context, "held", self.true_classes(cohort.clients))
-        return objective._replace(objective=masked(objective.objective), context=context)
+        return objective._replace(objective=mask_absent_classes(objective.objective), context=context)
 
     def _over_ranks(self, training: Training) -> tuple[States, Tensor]:
         """Train clients as `_in_chunks` does, but let every rank train its share of them."""
@@ -370,7 +370,7 @@ class Federation:
 
         cohort = training.cohort
         work = [n * max(1, flops(model, self.data)) for n, model in zip(training.steps, cohort.models)]
-        states, losses = zip(*current().shared(work, train_rows))
+        states, losses = zip(*current().share(work, train_rows))
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
@@ -392,7 +392,7 @@ class Federation:
             local = self.local
             group_results = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
             results += zip(rows_by_architecture.values(), group_results)
-        return joined(results, cohort.states)
+        return join_results(results, cohort.states)
 
     def group(
         self,
@@ -416,7 +416,7 @@ class Federation:
         limits = None if steps is None else [max(1, n) for n in steps]
         if data.on_host:  # only these clients' samples go to the device, where their indices start from 0
             samples, sizes = torch.cat(indices), [len(rows) for rows in indices]
-            data, indices = data.taken(samples), torch.arange(len(samples)).split(sizes)
+            data, indices = data.take(samples), torch.arange(len(samples)).split(sizes)
             per_sample = None if per_sample is None else per_sample[upload(samples, per_sample.device)]
         batches = make_batches(indices, clients, local.epochs, batch_size, rng, data.device, *batch_settings, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
@@ -451,7 +451,7 @@ class Federation:
         """Hide tokens from a masked language model, the same tokens at every call; else return the samples."""
         if not self.local.augment.mask:
             return samples
-        return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
+        return self.local.augment.mask_tokens(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
         """Return the statistics of static batch norms; none if the model has no such norms or the state holds them.

@@ -11,7 +11,7 @@ from fl.data import Dataset
 from fl.data.inputs import map_inputs
 from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
-from fl.engine.batches import LAST_BATCHES, filled
+from fl.engine.batches import LAST_BATCHES, count_filled
 from fl.engine.losses import Loss
 from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
@@ -32,7 +32,7 @@ class LocalTraining:
         repeats: steps that a client makes on each of its batches.
         augment: how training samples are changed at random.
         masked: whether clients train with logits of 0 for the classes that they do not have
-            (`fl.engine.objectives.masked`).
+            (`fl.engine.objectives.mask_absent_classes`).
         backend: what runs the clients, see `fl.engine`.
         max_parallel_clients: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
@@ -78,7 +78,7 @@ class LocalTraining:
 
     def samples_of_epoch(self, samples: int, parts: Parts) -> int:
         """Return how many samples a client with so many passes through its model in an epoch."""
-        return samples if self.last_batch == "partial" else filled(samples, self.size_of_batches(parts))
+        return samples if self.last_batch == "partial" else count_filled(samples, self.size_of_batches(parts))
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""

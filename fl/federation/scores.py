@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fl.base.errors import FLError
-from fl.base.plugins import failed, find, is_path, kind
+from fl.base.plugins import describe_failure, find, is_path, kind
 from fl.data import Dataset
 
 SCORES = {
@@ -205,9 +205,9 @@ def metric(name: str, data: Dataset) -> Metric:
             "--metrics are for a label a sample, and text has one for each token: leave them out", code="unsupported"
         )
     if is_path(name):
-        measure = partial(_own, name, find("metrics", name))
+        measure = partial(_call_custom, name, find("metrics", name))
         _check_own(name, measure, data)
-        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_defined, measure))
+        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_measure_defined, measure))
     if data.dense:
         return _of_masks(name, data)
     if name in _PER_CLASS:
@@ -226,7 +226,7 @@ def metric(name: str, data: Dataset) -> Metric:
             code="name",
         )
     _check_scorer(name, data)
-    return Metric((name,), partial(_defined, _scorer(name, data)))
+    return Metric((name,), partial(_measure_defined, _scorer(name, data)))
 
 
 def _of_masks(name: str, data: Dataset) -> Metric:
@@ -330,7 +330,7 @@ def _check_scorer(name: str, data: Dataset) -> None:
     """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
     from sklearn.metrics import get_scorer
 
-    outputs, targets = _tried(data)
+    outputs, targets = _make_trial(data)
     why = ""
     if data.task != "regression" and "_regression" in get_scorer(name)._score_func.__module__:
         why = "it is for regression"
@@ -339,7 +339,7 @@ def _check_scorer(name: str, data: Dataset) -> None:
             warnings.simplefilter("ignore")
             _scorer(name, data)(outputs, targets)
     except Exception as error:
-        why = failed(error)
+        why = describe_failure(error)
     if why:
         raise FLError(
             f"--metrics {name} cannot be measured for {data.task} with {data.classes} outputs: {why}",
@@ -353,17 +353,17 @@ def _check_own(name: str, measure: Callable, data: Dataset) -> None:
     Warn of one that is not defined for such samples at all.
     """
     try:
-        measure(*_tried(data))
+        measure(*_make_trial(data))
     except FLError:
         raise
     except ValueError as error:
         _log.warning(
-            f"warning: --metrics {name} says for random outputs that it is not defined, {failed(error)}: its column is "
-            "empty where it does so in the run"
+            f"warning: --metrics {name} says for random outputs that it is not defined, {describe_failure(error)}: its "
+            "column is empty where it does so in the run"
         )
 
 
-def _tried(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def _make_trial(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and targets as a metric gets them, of samples of all classes."""
     rng = np.random.default_rng(0)
     if data.task == "regression":
@@ -379,7 +379,7 @@ def _tried(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return outputs, np.arange(len(outputs)) % data.classes
 
 
-def _defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+def _measure_defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
     try:
         return measure(outputs, targets)
     except FLError:  # which is a ValueError, too
@@ -403,13 +403,15 @@ def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence
     return found[which].tolist()
 
 
-def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+def _call_custom(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
     try:
         value = function(outputs.copy(), targets.copy())  # into which it may write
     except ValueError:  # as scikit-learn's, of samples for which it is not defined
         raise
     except Exception as error:
-        raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}", code="run") from None
+        raise FLError(
+            f"--metrics {name} fails for {len(targets)} samples: {describe_failure(error)}", code="run"
+        ) from None
     if np.ndim(value) or not isinstance(np.asarray(value)[()], numbers.Real):
         raise FLError(
             f"--metrics {name} returns {kind(value)} for {len(targets)} samples: let it return a number", code="run"

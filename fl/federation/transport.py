@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl.base.rng import Rng
 from fl.federation.client_models import ClientModels, Level
-from fl.federation.clients import Message, updated
+from fl.federation.clients import Message, update_states
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from fl.models.search import Space
@@ -97,13 +97,13 @@ class InProcess:
         """Call the method's client function."""
         own = select(client_states, clients) if client_states else {}
         update = algorithm.client(message, own, clients, rng)
-        return update, updated(client_states, clients, update)
+        return update, update_states(client_states, clients, update)
 
     def recombine(
         self, secure: Any, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng
     ) -> ClientUpdate:
         """Let simulated clients do it."""
-        return secure.simulated(update, message, clients, rng)
+        return secure.simulate(update, message, clients, rng)
 
     def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Look at the data."""

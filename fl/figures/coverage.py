@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
-from fl.models.fleet import ungrafted
+from fl.models.fleet import remove_grafting
 from fl.runs.state import RunState
 from surgery import Plan, sections
 
@@ -97,7 +97,7 @@ def leave_coverage(run: RunState) -> None:
     if not run.fed.fleet or not run.algorithm.plan:
         return
     plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
-    bare = list(map(ungrafted, plans))
+    bare = list(map(remove_grafting, plans))
     grafted = {"without grafting": bare, "with grafting": plans}
     maps = grafted if bare != plans else {"clients' models": plans}
     save(coverage_maps(maps, run.config.title()), run.folder / "coverage.png")

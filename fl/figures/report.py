@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fl.analysis.background import are_left, holdings, how_to_run, not_begun, progress, settings_table, shown_share
+from fl.analysis.background import are_left, colour_share, holdings, not_begun, progress, settings_table, write_command
 from fl.analysis.groups import AGAINST, RecordedRun, along, common, group, selection, table, target_table
 from fl.base.columns import Column
 from fl.base.errors import FLError
@@ -256,7 +256,7 @@ def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str)
 
 def _command(runs: Sequence[RecordedRun]) -> str:
     """Write how to run; lines break between words, and not at the hyphens of a flag."""
-    words = re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", how_to_run(runs))
+    words = re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", write_command(runs))
     return f"<pre>{words}</pre>"
 
 
@@ -291,7 +291,7 @@ def _heat(counts: np.ndarray, clients: Sequence[str], classes: Sequence[str]) ->
     heads = "".join(f"<th>{escape(name)}</th>" for name in ("client", *classes, *total))
     rows = ""
     for name, line in zip(clients[:_MOST], counts):
-        cells = "".join(f'<td style="--share:{shown_share(n, most):g}">{n or ""}</td>' for n in line)
+        cells = "".join(f'<td style="--share:{colour_share(n, most):g}">{n or ""}</td>' for n in line)
         rows += f"<tr><td>{escape(name)}</td>{cells}{f'<td>{line.sum()}</td>' if total else ''}</tr>\n"
     more = f"<p>The first {_MOST} of {len(clients):,} clients.</p>" if len(clients) > _MOST else ""
     table = f'<table class="heat"><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>'

@@ -124,7 +124,7 @@ def choose(
             known[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
         chosen = known[key]
     elif options.choose == "paired":
-        pairs = [base.scaled(width, depth) for width, depth in zip(options.widths, options.blocks())]
+        pairs = [base.scale(width, depth) for width, depth in zip(options.widths, options.blocks())]
         chosen = [pairs[k % len(pairs)] for k in range(n)]
     elif options.choose == "random":
         chosen = [space.random(rng.torch("architecture", k)) for k in range(n)]
@@ -200,10 +200,10 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
         raise FLError(
             f"{path} has {len(rows)} architectures, and there are {clients} clients: give one each", code="file"
         )
-    return announced(space, rows, str(path))
+    return make_announced(space, rows, str(path))
 
 
-def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
+def make_announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
     """Make the specs of given widths and depths, which have to be among the candidates.
 
     Raises:
@@ -213,7 +213,7 @@ def announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
     for client, row in enumerate(rows):
         width, depth = (tuple(v) if isinstance(v, list) else v for v in (row.get("width", 1.0), row.get("depth")))
         try:
-            specs.append(space.base.scaled(width, depth))
+            specs.append(space.base.scale(width, depth))
             space.genes(specs[-1])
         except (FLError, ValueError) as error:
             raise FLError(f"{where}: client {client} is refused: {error}") from None

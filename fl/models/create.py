@@ -137,7 +137,9 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     try:
         if spec.architecture.depth is not None:
             ask_memory(
-                weight_bytes(spec), f"{custom_model.said(spec.name)} of this size", "use a smaller --width or --depth"
+                weight_bytes(spec),
+                f"{custom_model.name_of(spec.name)} of this size",
+                "use a smaller --width or --depth",
             )
             return spec.build(generator)
         model = dataclasses.replace(spec, width=1.0, depth=None).build(generator)
@@ -147,7 +149,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     except zoo.ZooError as error:
         raise FLError(str(error), code=error.code) from None
     except SurgeryError as error:
-        raise FLError(f"{custom_model.said(spec.name)}: {error}", code=code_of(error)) from None
+        raise FLError(f"{custom_model.name_of(spec.name)}: {error}", code=code_of(error)) from None
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
@@ -182,7 +184,8 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
         what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{custom_model.said(spec.name)} is no plain classifier (it gives {what} in training): choose another one",
+            f"{custom_model.name_of(spec.name)} is no plain classifier (it gives {what} in training): choose "
+            "another one",
             code="unsupported",
         )
 
@@ -191,8 +194,8 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
     """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
     if isinstance(sample, dict) or len(sample) != 3:
         raise FLError(
-            f"{custom_model.said(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model of "
-            "your own, as in fl.simulate(..., model=...) or --model my_module:MyNet",
+            f"{custom_model.name_of(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model "
+            "of your own, as in fl.simulate(..., model=...) or --model my_module:MyNet",
             code="unsupported",
         )
     if sample[1] != sample[2]:
@@ -210,6 +213,6 @@ def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) ->
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, ZeroDivisionError) as error:
         shape = "x".join(map(str, images.shape[1:]))
         raise FLError(
-            f"{custom_model.said(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}",
+            f"{custom_model.name_of(spec.name)} cannot take images of {shape}: {first_line(error)}; {way}",
             code="unsupported",
         ) from None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import zoo
 from fl.base.errors import FLError
-from fl.base.plugins import failed, find, installed, is_path, kind
+from fl.base.plugins import describe_failure, find, is_path, kind, list_installed
 from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, write_shape
 from fl.models.library import seeded
@@ -63,7 +63,7 @@ class CustomSpec(zoo.Spec):
                 f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",
                 code="unsupported",
             )
-        model = _fit(_built(self.name, self.source, generator), self.sample)
+        model = _fit(_build(self.name, self.source, generator), self.sample)
         return (classes_last(model, len(self.targets)) if self.dense else model).to(device)
 
     def full(self) -> nn.Module:
@@ -109,7 +109,7 @@ def is_custom(name: str) -> bool:
             return find_spec(module) is not None  # a misspelt timm is no module
         except (ImportError, ValueError):
             return False
-    return name in installed("models") and name not in zoo.names()
+    return name in list_installed("models") and name not in zoo.names()
 
 
 def by_name(name: str) -> Model:
@@ -128,10 +128,10 @@ def by_name(name: str) -> Model:
     if source := find_source(name):
         source.check()
         return source
-    return checked(find("models", name), f"--model {name}")
+    return check_model(find("models", name), f"--model {name}")
 
 
-def checked(model: Any, flag: str = "model=") -> Model:
+def check_model(model: Any, flag: str = "model=") -> Model:
     """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
     one = first(model)
     if isinstance(one, nn.Module) or callable(one):
@@ -170,7 +170,7 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
         found = {id(one): one for one in model}
     else:
         for k in range(clients):
-            made = _built(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
+            made = _build(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
             keys.append((type(made).__qualname__, str(structure(made))))
             found.setdefault(keys[-1], partial(model, k))
     return (list(found.values()), tuple(map(list(found).index, keys))) if len(found) > 1 else ([], ())
@@ -187,10 +187,10 @@ def _is_numbered(model: Any) -> bool:
     return len(needed) == 1 and needed[0].kind in (needed[0].POSITIONAL_ONLY, needed[0].POSITIONAL_OR_KEYWORD)
 
 
-def said(name: str) -> str:
+def name_of(name: str) -> str:
     """Name a model in messages: by its flag, or by the argument that it was given as.
 
-    >>> said("resnet20"), said("my_module:MyNet"), said("given:MyNet")
+    >>> name_of("resnet20"), name_of("my_module:MyNet"), name_of("given:MyNet")
     ('--model resnet20', '--model my_module:MyNet', 'model=MyNet')
     """
     given, _, kind = name.partition(":")
@@ -214,8 +214,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     if isinstance(model, Source):
         model.check_takes(data)
     model = _for_data(first(model), data.tokens, data.outputs)
-    maker = getattr(checked(model), "__name__", type(model).__name__)
-    made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
+    maker = getattr(check_model(model), "__name__", type(model).__name__)
+    made = _build(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     example = data.example(2, _dtype(made))
     two = map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example)
@@ -224,7 +224,7 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
-def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:
+def restore(values: dict[str, Any], known: dict[str, Any], where: str, model: Model | None) -> CustomSpec:
     """Make the spec of a run folder's model again.
 
     Args:
@@ -237,11 +237,11 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     """
     name = values["name"]
     source = _for_data(
-        first(by_name(name) if model is None else checked(model)),
+        first(by_name(name) if model is None else check_model(model)),
         known["tokens"],
         (*known["targets"], values["num_classes"]),
     )
-    made = _built(name, source, torch.Generator().manual_seed(0))
+    made = _build(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
 
     def of_one(shape: Sequence[int], tokens: bool | str) -> Tensor:
@@ -373,10 +373,10 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
-def _built(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
+def _build(name: str, source: Model | None, generator: torch.Generator | None) -> nn.Module:
     """Make a new model, on the CPU or where its maker puts it."""
     if source is None:
-        raise FLError(f"{said(name)} cannot be built before the data are known")
+        raise FLError(f"{name_of(name)} cannot be built before the data are known")
     with seeded(generator):
         try:
             model = copy.deepcopy(source) if isinstance(source, nn.Module) else source()
@@ -384,20 +384,20 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
             raise
         except (Exception, SystemExit) as error:
             what = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
-            raise FLError(f"{said(name)}{what}: {failed(error)}", code="run") from None
+            raise FLError(f"{name_of(name)}{what}: {describe_failure(error)}", code="run") from None
     if not isinstance(model, nn.Module):
-        raise FLError(f"{said(name)} returns {kind(model)}: let it return an nn.Module", code="run")
+        raise FLError(f"{name_of(name)} returns {kind(model)}: let it return an nn.Module", code="run")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         raise FLError(
-            f"{said(name)} has lazy modules, whose sizes are unknown: call it on a batch first", code="unsupported"
+            f"{name_of(name)} has lazy modules, whose sizes are unknown: call it on a batch first", code="unsupported"
         )
     if odd := [place for place, p in model.named_parameters() if p.is_complex()]:
         raise FLError(
-            f"{said(name)} has complex parameters ({odd[0]}): hold their torch.view_as_real, which is trained",
+            f"{name_of(name)} has complex parameters ({odd[0]}): hold their torch.view_as_real, which is trained",
             code="unsupported",
         )
     if not any(p.is_floating_point() for p in model.parameters()):
-        raise FLError(f"{said(name)}, a {type(model).__name__}, has no parameters to train", code="unsupported")
+        raise FLError(f"{name_of(name)}, a {type(model).__name__}, has no parameters to train", code="unsupported")
     return model
 
 
@@ -420,7 +420,7 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             source = find_source(name)
             hint = source.hint(data) if source else table
             raise FLError(
-                f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}", code="run"
+                f"{name_of(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}", code="run"
             ) from None
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
@@ -431,8 +431,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         if not isinstance(output, Tensor) or list(output.shape) != wanted:
             found = list(output.shape) if isinstance(output, Tensor) else kind(output)
             raise FLError(
-                f"{said(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to give "
-                f"{wanted}{whole}",
+                f"{name_of(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to "
+                f"give {wanted}{whole}",
                 code="run",
             )
         if data.task == "regression":
@@ -440,11 +440,12 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         sums = double(output).sum(-len(outputs) if data.dense else -1)
         if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
             raise FLError(
-                f"{said(name)} gives probabilities {mode} (they sum to 1), and the loss takes logits: "
+                f"{name_of(name)} gives probabilities {mode} (they sum to 1), and the loss takes logits: "
                 "leave the Softmax at its end out",
                 code="run",
             )
         if type(output.grad_fn).__name__.startswith("Sigmoid"):
             raise FLError(
-                f"{said(name)} ends in a Sigmoid {mode}, and the loss takes logits: leave the Sigmoid out", code="run"
+                f"{name_of(name)} ends in a Sigmoid {mode}, and the loss takes logits: leave the Sigmoid out",
+                code="run",
             )

@@ -24,7 +24,7 @@ class Architecture(NamedTuple):
         model: a module of it; its weights do not matter, unless there is no plan: they are then the initial ones.
         plan: where it lies in the global model: the first blocks of each section, and the leading channels of every
             tensor. The last block of a section also stands for the deeper ones that the architecture lacks (FedFA,
-            algorithm 2); `ungrafted` undoes that. None where clients have models that are no parts of one.
+            algorithm 2); `remove_grafting` undoes that. None where clients have models that are no parts of one.
         spec: what makes the model; None for one that was given as a module.
     """
 
@@ -74,7 +74,7 @@ def leading_plan(full: nn.Module, small: nn.Module) -> Plan:
     return Plan({name: (Source(name, index),) for name, index in first.items()}, shapes)
 
 
-def ungrafted(plan: Plan) -> Plan:
+def remove_grafting(plan: Plan) -> Plan:
     """Remove grafting from a plan, so that each tensor stands only for itself."""
     return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})
 
@@ -149,7 +149,7 @@ def as_shallow(
         SurgeryError: if there is no such part of the full model.
     """
     example = make_example(full, spec)
-    keep = kept_blocks(full, small, choose, example)
+    keep = find_kept_blocks(full, small, choose, example)
     shallow, depth = ungraft(full, keep=keep, stands_for=stand, example=example)
     if not isinstance(full, MultiExitResNet) or len(small) == len(full):
         return shallow, depth
@@ -168,7 +168,7 @@ def make_example(model: nn.Module, spec: zoo.Spec | None) -> torch.Tensor | None
     return None if declared else spec.example(2, device=next(model.parameters()).device)
 
 
-def kept_blocks(
+def find_kept_blocks(
     full: nn.Module,
     small: nn.Module,
     choose: Callable[[int, int], Sequence[int]] | None = None,

@@ -18,7 +18,7 @@ import zoo
 from fl.base.errors import FLError, code_of
 from fl.base.tensors import sha256_of
 from fl.models.create import create, cut
-from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
+from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, name_of
 from fl.models.fleet import plan_within
 from fl.models.library import counterpart, fetch
 from surgery import State, SurgeryError
@@ -42,8 +42,9 @@ def check_init(init: str, model: str) -> None:
         raise FLError(f"--init {init}: give timm, torchvision or a file *.safetensors, *.pt or *.pth")
     if init in LIBRARIES and is_custom(model):
         raise FLError(
-            f"--init {init}: {init} publishes no weights for a model of your own ({said(model)}): save a state_dict() "
-            f"with the names of your model to a file, and give --init FILE.pt; or choose --model {init}:NAME",
+            f"--init {init}: {init} publishes no weights for a model of your own ({name_of(model)}): save "
+            f"a state_dict() with the names of your model to a file, and give --init FILE.pt; or choose "
+            f"--model {init}:NAME",
             code="unsupported",
         )
 
@@ -89,7 +90,7 @@ class Start(NamedTuple):
     left: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say in one line where the weights come from, and what was not taken."""
         line = f"the model begins from {self.source} (sha256 {self.sha256[:12]})"
         if self.left:
@@ -109,7 +110,7 @@ class Start(NamedTuple):
             ) from None
         if strange:
             raise FLError(
-                f"the weights of {self.source} are of another model: {said(spec.name)} has no {strange[0]}",
+                f"the weights of {self.source} are of another model: {name_of(spec.name)} has no {strange[0]}",
                 code="mismatch",
             )
         return model
@@ -133,7 +134,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
-            taken, left, summed = _fitted(given, whole)
+            taken, left, summed = _fit(given, whole)
         except _Misfit as error:
             misfits.append(error)
             continue
@@ -142,7 +143,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         taken = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in taken.items()}
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, source, sha256, tuple(left), tuple(summed))
-    which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
+    which = name_of(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
     why = min(misfits, key=lambda one: one.count)
     patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.architecture.defaults
     hint = (
@@ -160,32 +161,32 @@ class _Misfit(Exception):
         self.count = count
 
 
-def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
+def _fit(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
     """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed.
 
     Raises:
         _Misfit: naming the tensors that do not fit.
     """
     layout = _layout(spec)
-    given = _renamed(given, spec, layout)
+    given = _rename(given, spec, layout)
     missing = [name for name in layout if name not in given and not _optional(name)]
     strange = [name for name in given if name not in layout and not _optional(name)]
     unequal = [name for name in layout if name in given and given[name].shape != layout[name].shape]
     heads = _heads(spec) if missing or unequal else frozenset()
-    left = _left(given, {name: layout[name] for name in layout if name in heads})
-    stems = _varied(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
+    left = _list_left(given, {name: layout[name] for name in layout if name in heads})
+    stems = _list_varying(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
     summed = [
         name
         for name in unequal
         if name in stems and given[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
     ]
-    told = _listed("it lacks", [name for name in missing if name not in left])
-    told += _listed("the model has no", strange)
+    told = _list("it lacks", [name for name in missing if name not in left])
+    told += _list("the model has no", strange)
     other = [name for name in unequal if name not in (*left, *summed)]
-    told += _listed("shapes differ:", [f"{n} {list(given[n].shape)} for {list(layout[n].shape)}" for n in other])
+    told += _list("shapes differ:", [f"{n} {list(given[n].shape)} for {list(layout[n].shape)}" for n in other])
     kinds = [n for n in layout if n in given and given[n].is_floating_point() != layout[n].is_floating_point()]
-    told += _listed("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
-    told += _listed("numbers that are not finite:", [n for n in layout if n in given and not given[n].isfinite().all()])
+    told += _list("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
+    told += _list("numbers that are not finite:", [n for n in layout if n in given and not given[n].isfinite().all()])
     if told:
         raise _Misfit("; ".join(told), len(missing) + len(strange) + len(other) + 1)
     taken = {name: given[name] for name in layout if name in given and name not in left}
@@ -194,7 +195,7 @@ def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[st
     return {name: tensor.to(layout[name].dtype) for name, tensor in taken.items()}, left, summed
 
 
-def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
+def _list_left(given: Mapping[str, Tensor], heads: State) -> list[str]:
     """List the classifier's tensors if it is for other classes, or not there at all; none if it is another layer."""
     there = [given.get(name) for name in heads]
     if all(tensor is None for tensor in there):
@@ -209,14 +210,14 @@ def _optional(name: str) -> bool:
     return name.endswith(("num_batches_tracked", ".step"))
 
 
-def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
+def _list(what: str, names: list[str], most: int = 3) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return [f"{what} {', '.join(names[:most])}{more}"]
 
 
-def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
+def _rename(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
     """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
     if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in given):
         return _without_classifier(given, spec)
@@ -242,7 +243,7 @@ def _without_classifier(given: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[
     except zoo.ZooError as error:  # it ends after an earlier section
         raise _Misfit(str(error), float("inf")) from None
     heads = _heads(one)
-    return {name: tensor for name, tensor in _renamed(given, one, _layout(one)).items() if name not in heads}
+    return {name: tensor for name, tensor in _rename(given, one, _layout(one)).items() if name not in heads}
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
@@ -255,7 +256,7 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
         return plan_within(model, spec.build(torch.Generator()), stand="none").extract(surgery.state(model))
     except SurgeryError as error:
         raise FLError(
-            f"--init: the weights cannot be cut for {said(spec.name)}: {error}", code=code_of(error)
+            f"--init: the weights cannot be cut for {name_of(spec.name)}: {error}", code=code_of(error)
         ) from None
 
 
@@ -268,10 +269,10 @@ def _heads(spec: zoo.Spec) -> frozenset[str]:
     """Name the tensors of a model's classifier; none for text."""
     if isinstance(spec, CustomSpec):
         return frozenset() if spec.targets else spec.classifier()
-    return _varied(spec, num_classes=spec.num_classes + 1)
+    return _list_varying(spec, num_classes=spec.num_classes + 1)
 
 
-def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
+def _list_varying(spec: zoo.Spec, **change: int) -> frozenset[str]:
     """Name the tensors of a spec's model that depend on a field of the spec; none for text."""
     if spec.tokens is not None:
         return frozenset()

@@ -2,7 +2,7 @@
 libraries publish.
 
 A spec of such a model is a `zoo.Spec` of a class of its own, so that all that takes a spec takes it.
-`surgery.libraries.named` builds it at full size; `fl.models.create` cuts it.
+`surgery.libraries.make_model` builds it at full size; `fl.models.create` cuts it.
 """
 
 import socket
@@ -57,7 +57,7 @@ class LibrarySpec(zoo.Spec):
             raise FLError(f"{self.name}: dropout 0 switches all dropout off, and None keeps what the library sets")
         with seeded(generator), torch.device("meta" if torch.device(device).type == "meta" else "cpu"):
             try:
-                model = self._named()
+                model = self._make()
             except SurgeryError as error:
                 size, why = f"{self.image_size}x{self.image_size}", first_line(error.__cause__ or error)
                 raise FLError(f"{self.name} cannot be built for images of {size}: {why}", code="unsupported") from error
@@ -67,17 +67,17 @@ class LibrarySpec(zoo.Spec):
             switch_off_dropout(model)
         return model.to(device)
 
-    def _named(self) -> nn.Module:
+    def _make(self) -> nn.Module:
         """Make the library's model, told the size of the images if it asks for that."""
         size, options = "image_size", {"num_classes": self.num_classes}
         if self.name.startswith("timm:"):
             size, options["in_chans"] = "img_size", self.in_channels
         try:
-            return surgery.libraries.named(self.name, **options, **{size: self.image_size})
+            return surgery.libraries.make_model(self.name, **options, **{size: self.image_size})
         except SurgeryError as error:
             if not isinstance(error.__cause__, TypeError) or f"'{size}'" not in str(error):
                 raise
-        return surgery.libraries.named(self.name, **options)  # it has no such argument
+        return surgery.libraries.make_model(self.name, **options)  # it has no such argument
 
     def _take_grey(self, model: nn.Module) -> None:
         """Sum the first layer over colours: to a grey image it does what it did to three equal channels."""
@@ -191,9 +191,9 @@ def fetch(library: str, name: str) -> nn.Module:
         raise FLError(f"{library} publishes no weights for {name}: choose another model, or give a file", code="name")
     try:
         if library == "torchvision":
-            return surgery.libraries.named(f"{library}:{name}", weights="DEFAULT")
+            return surgery.libraries.make_model(f"{library}:{name}", weights="DEFAULT")
         with _no_retries():
-            return surgery.libraries.named(f"{library}:{name}", pretrained=True)
+            return surgery.libraries.make_model(f"{library}:{name}", pretrained=True)
     except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
         raise FLError(
             f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "

@@ -70,8 +70,8 @@ class Space:
                 way = "each section chooses one" if self.mixed else "--architectures.mixed lets sections differ"
                 raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}; {way}")
         try:
-            widths = {self.base.scaled(width).width: width for width in self.widths}
-            depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
+            widths = {self.base.scale(width).width: width for width in self.widths}
+            depths = {self.base.scale(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)
         except ZooError as error:
             raise FLError(f"no such candidate: {error}", code=error.code) from None
         object.__setattr__(self, "widths", tuple(widths.values()))
@@ -95,7 +95,7 @@ class Space:
         """
         base = self.base
         if not self.mixed:
-            widths = [base.scaled(width).width for width in self.widths]
+            widths = [base.scale(width).width for width in self.widths]
             return [("width", widths), ("depth", list(self.depths) or [base.depth])]
         names = base.architecture.rate_names[: self._slots]
         widths = [(f"width of {n}", [full * rate for rate in self.widths]) for n, full in zip(names, base.width)]
@@ -105,7 +105,7 @@ class Space:
         genes = list(genes)
         widths = tuple(self.widths[gene] for gene in genes[: self._slots])
         depths = tuple(values[gene] for gene, (_, values) in list(zip(genes, self._choices))[self._slots :])
-        return self.base.scaled(widths, depths) if self.mixed else self.base.scaled(widths[0], depths[0])
+        return self.base.scale(widths, depths) if self.mixed else self.base.scale(widths[0], depths[0])
 
     def genes(self, spec: Spec) -> tuple[int, ...]:
         """Find the positions of a spec's widths and depths among the candidates.
@@ -184,16 +184,16 @@ class Space:
 
     def random(self, generator: torch.Generator) -> Spec:
         """Draw a candidate uniformly."""
-        return self._make(_drawn(range(size), generator) for size in self._sizes)
+        return self._make(_draw(range(size), generator) for size in self._sizes)
 
     def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
         """Draw a candidate that differs from this one in one width or depth; this one if there is no other."""
         others = self.neighbours(spec)
-        return _drawn(others, generator) if others else spec
+        return _draw(others, generator) if others else spec
 
     def crossover(self, a: Spec, b: Spec, generator: torch.Generator) -> Spec:
         """Draw a candidate that has each width and depth from one of the two."""
-        return self._make(_drawn(pair, generator) for pair in zip(self.genes(a), self.genes(b)))
+        return self._make(_draw(pair, generator) for pair in zip(self.genes(a), self.genes(b)))
 
 
 def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
@@ -207,7 +207,7 @@ def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
     """
     if len(space) > FEW:
         return evolve(space, score, generator)
-    return _ranked(space, {spec: score(spec) for spec in space})[0]
+    return _rank(space, {spec: score(spec) for spec in space})[0]
 
 
 def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
@@ -221,25 +221,25 @@ def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
     """
     scores: dict[Spec, float] = {}
     for _ in range(1 + GENERATIONS):
-        best = _ranked(space, scores)[:PARENTS]
+        best = _rank(space, scores)[:PARENTS]
         for _ in range(min(POPULATION, len(space) - len(scores))):
             child = space.random(generator)
             if best:
-                a, b = _drawn(best, generator), _drawn(best, generator)
+                a, b = _draw(best, generator), _draw(best, generator)
                 child = space.mutate(space.crossover(a, b, generator), generator)
             while child in scores:
                 child = space.mutate(child, generator)
             scores[child] = score(child)
-    return _ranked(space, scores)[0]
+    return _rank(space, scores)[0]
 
 
-def _ranked(space: Space, scores: dict[Spec, float]) -> list[Spec]:
+def _rank(space: Space, scores: dict[Spec, float]) -> list[Spec]:
     """Sort candidates by score, the highest first; equal ones in the order of the grid."""
     worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
     return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))
 
 
-def _drawn(values: Sequence[T], generator: torch.Generator) -> T:
+def _draw(values: Sequence[T], generator: torch.Generator) -> T:
     return values[int(torch.randint(len(values), (), generator=generator))]
 
 

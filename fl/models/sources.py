@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from fl.base.errors import FLError
-from fl.base.plugins import declared
+from fl.base.plugins import collect
 from fl.data import Dataset
 
 
@@ -41,7 +41,7 @@ class Source(ABC):
     def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
         """Return what makes the model for samples of tokens or numbers, and outputs of this shape for each sample."""
 
-    def fitted(self, data: Dataset, config: Any) -> Dataset:
+    def fit_to(self, data: Dataset, config: Any) -> Dataset:
         """Return the data as the model is trained on them. Raises FLError for data that it cannot be trained on."""
         return data
 
@@ -52,7 +52,7 @@ class Source(ABC):
 
 @cache
 def _sources() -> dict[str, type[Source]]:
-    return declared("fl.models.sources", "SOURCES", type)
+    return collect("fl.models.sources", "SOURCES", type)
 
 
 def find_source(name: str) -> Source | None:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import check_takes, declared, find, is_path, load_entry_points
+from fl.base.plugins import check_takes, collect, find, is_path, load_entry_points
 from fl.base.plugins import kind as kind_of
 from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task, counts
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def _checked(found: Any, name: str = "") -> Kind:
+def _check(found: Any, name: str = "") -> Kind:
     """Return what a package or a module has if it is a way of dealing samples out; a function of a task is one."""
     if isinstance(found, Kind):
         return found
@@ -50,29 +50,29 @@ def _checked(found: Any, name: str = "") -> Kind:
 
 def _kinds() -> dict[str, Kind]:
     """Return the kinds of this folder's files, and those of packages."""
-    ours = declared("fl.partition", "KIND", Kind)
-    return ours | load_entry_points("partitions", ours, _checked)
+    ours = collect("fl.partition", "KIND", Kind)
+    return ours | load_entry_points("partitions", ours, _check)
 
 
 KINDS: dict[str, Kind] = _kinds()
 """Name -> what its file, or a package, declares. One that was given by its import path has this path as its name."""
 
 
-def imported(path: str) -> Kind:
+def import_kind(path: str) -> Kind:
     """Import a kind, or a function of a task, by its import path, without adding it to `KINDS`.
 
     Raises:
         FLError: for a path of neither.
 
     >>> try:
-    ...     imported("fl.partition.unlabelled:KIND")
+    ...     import_kind("fl.partition.unlabelled:KIND")
     ... except FLError as error:
     ...     print(error)
     --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
     """
     found = find("partitions", path)
     try:
-        return _checked(found)
+        return _check(found)
     except FLError as wrong:
         raise FLError(f"--partition {path} {wrong}", code=wrong.code) from None
 
@@ -106,7 +106,7 @@ def deal(
     [[0, 1, 2], [3, 4], [5, 6]]
     """
     if is_path(kind) and kind not in KINDS:
-        KINDS[kind] = imported(kind)
+        KINDS[kind] = import_kind(kind)
     choice("partition", [kind], KINDS)
     if labels.ndim > 1:
         several = "samples have one for each token or pixel"

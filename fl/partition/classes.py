@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fl.base.errors import FLError
-from fl.base.settings import Defaults, Integers, Sizes, number, written
+from fl.base.settings import Defaults, Integers, Sizes, number, write_value
 from fl.partition.kind import Kind, Partition, Task, alone
 from fl.partition.split import Parts
 from fl.partition.unlabelled import even
@@ -66,7 +66,7 @@ def shards(task: Task, options: ShardsOptions) -> Partition:
     for c, samples in enumerate(members):
         mine = np.flatnonzero((held == c).any(1))
         owners[samples[: count * len(mine)]] = np.repeat(mine, count)
-    return Partition(Parts.owned(owners, clients), alone(clients))
+    return Partition(Parts.of_owners(owners, clients), alone(clients))
 
 
 def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
@@ -93,19 +93,19 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     names = np.unique(y)
     if not counts or min(counts) < 1 or list(counts) != sorted(counts) or counts[-1] > clients:
         raise FLError(
-            f"--clusters {written(counts) or 'none'} for {clients} clients: give numbers that do not decrease from "
+            f"--clusters {write_value(counts) or 'none'} for {clients} clients: give numbers that do not decrease from "
             "level to level, and no more clusters than clients"
         )
     classes = _classes_of(len(names), counts, tuple(options.cluster_classes))
     needed = sum(k * c for k, c in zip(counts, classes))
     if max(classes) > len(names):
-        raise FLError(f"--cluster-classes {written(classes)}: the data has {len(names)} classes, use fewer")
+        raise FLError(f"--cluster-classes {write_value(classes)}: the data has {len(names)} classes, use fewer")
     if len(counts) > 1 and needed > len(names):
         raise FLError(
-            f"--clusters {written(counts)} with --cluster-classes {written(classes)} need {needed} classes on disjoint "
-            f"levels, the data has {len(names)}: use fewer"
+            f"--clusters {write_value(counts)} with --cluster-classes {write_value(classes)} need {needed} classes on "
+            f"disjoint levels, the data has {len(names)}: use fewer"
         )
-    structure = nested(counts, clients)
+    structure = nest_clusters(counts, clients)
     pool = rng.permutation(len(names))
     owners = np.full(len(y), -1)
     for level, (k, c) in enumerate(zip(counts, classes)):
@@ -116,16 +116,16 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
             members = rng.permutation(np.flatnonzero(y == names[label]))
             if len(holders):
                 owners[members] = np.repeat(rng.permutation(holders), even(len(members), len(holders)))
-    parts = Parts.owned(owners, clients)
+    parts = Parts.of_owners(owners, clients)
     if (fewest := int(parts.sizes.min())) < task.minimum:
         raise FLError(
-            f"--clusters {written(counts)} leave a client with {fewest} samples, fewer than --min-samples "
+            f"--clusters {write_value(counts)} leave a client with {fewest} samples, fewer than --min-samples "
             f"{task.minimum}: use fewer clients, more --cluster-classes or a smaller --min-samples"
         )
     return Partition(parts, torch.from_numpy(structure))
 
 
-def nested(counts: Sequence[int], clients: int) -> np.ndarray:
+def nest_clusters(counts: Sequence[int], clients: int) -> np.ndarray:
     """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
 
     The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these: of (2, 3) and 5
@@ -144,23 +144,23 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
     if not classes and len(counts) == 1:
         return (-(-total // counts[0]),)
     if not classes and sum(counts) <= total:
-        return _shared_out(total, counts)
+        return _share_out(total, counts)
     if len(classes) != len(counts) or min(classes) < 1:
         raise FLError(
-            f"--clusters {written(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for each "
-            f"level; got {written(classes) or 'none'}"
+            f"--clusters {write_value(counts)} of {total} classes need --cluster-classes: one number, 1 or more, for "
+            f"each level; got {write_value(classes) or 'none'}"
         )
     return classes
 
 
-def _shared_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+def _share_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Choose how many classes clusters have on several levels, where the paper has no numbers; coarse levels have more.
 
     Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
     23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of
     their clusters.
 
-    >>> _shared_out(62, (3, 6, 11)), _shared_out(10, (2, 3)), _shared_out(100, (3, 6, 11))
+    >>> _share_out(62, (3, 6, 11)), _share_out(10, (2, 3)), _share_out(100, (3, 6, 11))
     ((9, 4, 1), (3, 1), (14, 6, 2))
     """
     weights = [2 * len(counts) - level for level in range(1, len(counts) + 1)]
@@ -181,7 +181,7 @@ KIND = {
         clusters,
         ClustersOptions(),
         about="groups with classes of their own",
-        word=lambda options: written(options.clusters),
+        word=lambda options: write_value(options.clusters),
     ),
     "shards": Kind(
         shards,

@@ -76,7 +76,7 @@ def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.
             f"warning: {name}{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
             f"{moved:,} of {n:,} samples were moved to those that had fewer, from the largest"
         )
-    return replace(Parts.owned(owners, clients), moved=moved)
+    return replace(Parts.of_owners(owners, clients), moved=moved)
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:

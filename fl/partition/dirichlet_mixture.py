@@ -29,7 +29,7 @@ def dirichlet_mixture(task: Task, options: DirichletOptions) -> Partition:
     owners = np.empty(len(classes), dtype=np.int64)
     for label, column in enumerate(table.T):
         owners[rng.permutation(np.flatnonzero(classes == label))] = np.repeat(np.arange(task.clients), column)
-    return Partition(Parts.owned(owners, task.clients), alone(task.clients))
+    return Partition(Parts.of_owners(owners, task.clients), alone(task.clients))
 
 
 def _draw(mixture: np.ndarray, size: int, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -47,14 +47,14 @@ class Parts(Sequence[Tensor]):
         return cls(samples, torch.tensor([0, *map(len, parts)]).cumsum(0))
 
     @classmethod
-    def owned(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
+    def of_owners(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
         """Collect the samples of each client, in ascending order, from the client of each sample.
 
         Args:
             owners: the client of each sample, [M]; -1 for none.
             samples: [M]; by default 0, 1, 2, ...
 
-        >>> list(Parts.owned(np.array([1, -1, 0, 1]), clients=2))
+        >>> list(Parts.of_owners(np.array([1, -1, 0, 1]), clients=2))
         [tensor([2]), tensor([0, 3])]
         """
         samples = np.arange(len(owners)) if samples is None else samples
@@ -65,19 +65,19 @@ class Parts(Sequence[Tensor]):
         ordered = np.sort(owners * base + samples) % base
         return cls(torch.from_numpy(ordered), torch.from_numpy(np.append(0, ends)))
 
-    def marked(self, marks: Tensor) -> tuple["Parts", "Parts"]:
+    def divide(self, marks: Tensor) -> tuple["Parts", "Parts"]:
         """Divide each client's samples into those that are not marked and those that are.
 
         Args:
             marks: bool, for every sample of the data set.
 
-        >>> rest, own = Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).marked(torch.tensor([0, 1, 1, 0]).bool())
+        >>> rest, own = Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).divide(torch.tensor([0, 1, 1, 0]).bool())
         >>> rest[0], own[0], own[1]
         (tensor([3]), tensor([1]), tensor([2]))
         """
         owners, chosen = self.owners.numpy(), marks[self.samples].numpy()
         rest, own = (
-            Parts.owned(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
+            Parts.of_owners(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
         )
         return replace(rest, moved=self.moved), own
 
@@ -213,4 +213,4 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
         left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end
         place[order] = np.where(left <= np.repeat(t, sizes), 2, left <= np.repeat(v + t, sizes))
     owners = np.repeat(np.arange(len(parts)), sizes)
-    return Splits(*(Parts.owned(owners[place == k], len(parts), samples[place == k]) for k in range(3)))
+    return Splits(*(Parts.of_owners(owners[place == k], len(parts), samples[place == k]) for k in range(3)))

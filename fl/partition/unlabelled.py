@@ -27,14 +27,14 @@ def iid(task: Task, options: IIDOptions) -> Partition:
     check_sizes(sizes, task.minimum)
     owners = np.empty(n, dtype=np.int64)
     owners[task.rng.permutation(n)] = np.repeat(np.arange(task.clients), sizes)
-    return Partition(Parts.owned(owners, task.clients), together(task.clients))
+    return Partition(Parts.of_owners(owners, task.clients), together(task.clients))
 
 
 def contiguous(task: Task, options: None = None) -> Partition:
     """Cut the samples, in their order, into pieces of equal size: each client has the next part of a text."""
     sizes = even(len(task.labels), task.clients)
     check_sizes(sizes, task.minimum)
-    return Partition(Parts.owned(np.repeat(np.arange(task.clients), sizes), task.clients), alone(task.clients))
+    return Partition(Parts.of_owners(np.repeat(np.arange(task.clients), sizes), task.clients), alone(task.clients))
 
 
 def natural(task: Task, options: None = None) -> Partition:
@@ -59,7 +59,7 @@ def natural(task: Task, options: None = None) -> Partition:
         )
     client = np.full(len(sizes), -1)
     client[np.sort(task.rng.choice(able, task.clients, replace=False))] = np.arange(task.clients)
-    return Partition(Parts.owned(client[places], task.clients), alone(task.clients))
+    return Partition(Parts.of_owners(client[places], task.clients), alone(task.clients))
 
 
 def check_sizes(sizes: np.ndarray, minimum: int) -> None:

@@ -87,7 +87,7 @@ def build(
     source = custom_model.by_name(config.model.name) if by_path else model
     own, owned = custom_model.for_clients(source, len(splits))
     if own:
-        fleet = _own_fleet(config, dataset, net, spec, own, owned, rng)
+        fleet = _make_fleet(config, dataset, net, spec, own, owned, rng)
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -166,7 +166,7 @@ def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
     ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
 
 
-def _own_fleet(
+def _make_fleet(
     config: Config,
     dataset: data.Dataset,
     net: nn.Module,
@@ -215,7 +215,7 @@ def make_models(
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
-    config = given_inputs(config, dataset, model)
+    config = complete_settings(config, dataset, model)
     return config if dataset is not None and dataset.valid is not None else config.with_validation()
 
 
@@ -225,7 +225,7 @@ def check_config(config: object) -> None:
         raise FLError(f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment")
 
 
-def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
+def complete_settings(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """Complete the settings of a run by what was given, and not found by name.
 
     Data that were changed since they were loaded are given.
@@ -237,7 +237,7 @@ def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_mod
             "makes of it"
         )
     if dataset is not None and not config.data.names(dataset):
-        config = config.replace(dataset=data.GIVEN).fitted(dataset)
+        config = config.replace(dataset=data.GIVEN).fit_to(dataset)
     return config if model is None else config.replace(model=custom_model.GIVEN)
 
 
@@ -273,7 +273,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
             "--channels-last is a layout of images, and the samples are none: leave it out", code="unsupported"
         )
     if source := find_source(name):
-        dataset = source.fitted(dataset, config)
+        dataset = source.fit_to(dataset, config)
     if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
             raise FLError(

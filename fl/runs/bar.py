@@ -42,7 +42,7 @@ class Bar:
     def during_round(self) -> Iterator[None]:
         """Count clients, and write logged lines above the bar. Others may write between two rounds."""
         self._began = time.monotonic()
-        with logging_redirect_tqdm(), progress.shown(self._count) if self._terminal else nullcontext():
+        with logging_redirect_tqdm(), progress.listen(self._count) if self._terminal else nullcontext():
             yield
 
     def _count(self, done: float, clients: int) -> None:

@@ -58,7 +58,7 @@ def save(
     Args:
         spec: of the model.
         statistics: of the global model's static batch norms, if it has any.
-        settings: those that the run must keep, see `fl.runs.folder.fixed`.
+        settings: those that the run must keep, see `fl.runs.folder.list_fixed`.
         rows: `fl.runs.metrics.checksums` of the table's rows; None: the table is not compared.
         backends: what --backend auto has chosen.
         best: of a run with --keep-best.
@@ -179,12 +179,12 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     return {
         "data": data.fingerprint(fed.data) if data.may_change(config.data.dataset) else None,
         "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
-        "models": [custom_model.identity(kind.spec) for kind in _own_models(fed)],
+        "models": [custom_model.identity(kind.spec) for kind in _list_own_models(fed)],
         "base": digest(fed.model),
     }
 
 
-def _own_models(fed: Federation) -> list[Architecture]:
+def _list_own_models(fed: Federation) -> list[Architecture]:
     """Return the clients' own architectures beside the first, of models of several."""
     kinds = fed.fleet.architectures if fed.fleet else ()
     return [kind for kind in kinds[1:] if kind.plan is None and isinstance(kind.spec, CustomSpec)]
@@ -223,7 +223,7 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run", code="folder")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
-    own, before = _own_models(fed), known.get("models", [])
+    own, before = _list_own_models(fed), known.get("models", [])
     if len(own) != len(before):
         raise FLError(
             f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same",
@@ -255,7 +255,7 @@ def spec_of(
         return spec_class(values.get("name")).from_dict(given)
     if model is None and name.partition(":")[0] == custom_model.GIVEN:
         raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
-    return custom_model.restored(given, known, str(where), model)
+    return custom_model.restore(given, known, str(where), model)
 
 
 def flatten(server: Server) -> dict[str, Tensor]:

@@ -110,10 +110,10 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
                 code="name",
             )
         mine |= {key: Column(column) if isinstance(column, type) else column for key, column in of_method.items()}
-    return _FIRST | mine | _LAST | {name: _asked_column(name) for name in asked if name not in mine}
+    return _FIRST | mine | _LAST | {name: _find_column(name) for name in asked if name not in mine}
 
 
-def _asked_column(name: str) -> Column:
+def _find_column(name: str) -> Column:
     column = Column(due="global", digits=3)
     for first, more in _OF_SITES.items():
         if name.startswith(first):
@@ -127,9 +127,9 @@ def _asked_column(name: str) -> Column:
     return column
 
 
-def asked_for(fed: Federation) -> list[str]:
+def list_columns(fed: Federation) -> list[str]:
     """Return the names of the columns of the metrics that a federation is asked for, and of each test site."""
-    parts = ["test", *(f"local_{part}" for part in evaluate.held_out(fed))] if fed.metrics else []
+    parts = ["test", *(f"local_{part}" for part in evaluate.list_held_out(fed))] if fed.metrics else []
     asked = [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
     return [*asked, *evaluate.site_columns(fed)]
 

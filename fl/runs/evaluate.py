@@ -14,7 +14,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.data.inputs import Inputs, split_inputs
 from fl.distributed import current
-from fl.engine.losses import Loss, cross_entropy, measured, of_samples, scored, weights_of
+from fl.engine.losses import Loss, cross_entropy, is_scored, measure, of_samples, weights_of
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
@@ -65,12 +65,12 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
     """
     every: dict[str, list[Tensor]] = {}
     for given, labels in pieces:
-        found = {"loss": measured(loss, given, labels)}
+        found = {"loss": measure(loss, given, labels)}
         if task == "text":
             if loss is not cross_entropy:
-                found["nats"] = measured(cross_entropy, given, labels)
+                found["nats"] = measure(cross_entropy, given, labels)
             found["right"] = (given.argmax(-1) == labels).flatten()
-            found["scored"] = scored(labels).flatten()
+            found["scored"] = is_scored(labels).flatten()
         elif task == "segmentation":
             found = {"loss": of_samples(found["loss"], loss, labels), "scored": weights_of(loss, labels)}
             found |= _overlap(given, labels)
@@ -92,7 +92,7 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
 
 def _overlap(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Count classes in each mask, see `Overlap`: int64 [n, classes]."""
-    classes, counts, predicted = outputs.shape[-1], scored(labels), outputs.argmax(-1)
+    classes, counts, predicted = outputs.shape[-1], is_scored(labels), outputs.argmax(-1)
 
     def count(values: Tensor, which: Tensor) -> Tensor:
         table = torch.zeros(len(values), classes, dtype=torch.int64, device=values.device)
@@ -238,9 +238,9 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
             total[: len(counts)] += torch.stack([double(count) for count in counts])
         return total
 
-    found = current().shared([1] * len(states), lambda rows: [sums(row) for row in rows])
+    found = current().share([1] * len(states), lambda rows: [sums(row) for row in rows])
     right, among, own = torch.stack(found).cpu().T  # for text the second is the loss
-    n = scored(fed.data.test_y).sum().item()
+    n = is_scored(fed.data.test_y).sum().item()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
         return scores | {"models_perplexity": (among / n).exp().mean().item()}
@@ -292,7 +292,7 @@ def _over_pairs(similarity: Tensor) -> Tensor:
     return (similarity.sum() - similarity.trace()) / (k * (k - 1))
 
 
-def held_out(fed: Federation) -> list[str]:
+def list_held_out(fed: Federation) -> list[str]:
     """Return "valid" and "test", each if all clients hold samples out for it."""
     parts = {part: getattr(fed.clients, part) for part in ("valid", "test")}
     # the former spares a look at every client
@@ -300,12 +300,12 @@ def held_out(fed: Federation) -> list[str]:
 
 
 def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
-    """Score every client on its own held-out samples, for the parts that `held_out` names.
+    """Score every client on its own held-out samples, for the parts that `list_held_out` names.
 
     Args:
         models: () -> the models that clients predict with, which are asked for the samples of all clients at once.
     """
-    parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
+    parts = {part: getattr(fed.clients, part) for part in list_held_out(fed)}
     if not parts:
         return {}
     return fed.transport.score(models, partial(_score_here, fed, parts))

@@ -16,12 +16,12 @@ from torch import nn
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.base.plugins import declared
+from fl.base.plugins import collect
 from fl.data import Dataset
 from fl.federation import Federation
 from fl.models.custom_model import Model, as_given
 from fl.runs import checkpoint
-from fl.runs.folder import folded, is_last_best, load_as_trained
+from fl.runs.folder import fold_model, is_last_best, load_as_trained
 from fl.runs.state import RunState
 from fl.settings import Config
 from surgery import State
@@ -109,7 +109,7 @@ def export_model(
 
 def _format_of(path: Path, asked: str | None) -> Format:
     """Return the format of a file. Raises FLError for one that cannot be written."""
-    formats = declared("fl.runs.export", "FORMATS", Format)
+    formats = collect("fl.runs.export", "FORMATS", Format)
     folders = [name for name, one in formats.items() if not one.suffix]
     usual = next((name for name, one in formats.items() if one.usual), "")
     kind = asked or path.suffix.removeprefix(".") or usual
@@ -130,7 +130,7 @@ def _from_run(
         net = load_as_trained(folder, model, best=best)
     else:
         net = client_model(folder, client, model, dataset, best=best)
-    return folded(Config.read(folder), net) if whole else net
+    return fold_model(Config.read(folder), net) if whole else net
 
 
 def client_model(

@@ -20,7 +20,7 @@ from fl.base import tensors
 from fl.base.errors import FLError
 from fl.base.files import reading
 from fl.base.rng import Rng
-from fl.base.settings import written
+from fl.base.settings import write_value
 from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
@@ -75,9 +75,9 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     try:
         saved = earlier.flags(header["settings"])
         neutral = {one.flag: plain(one.value) for one in Config().settings() if one.group in EXTENSIONS}
-        for flag, value in fixed(config).items():
+        for flag, value in list_fixed(config).items():
             if (before := saved.get(flag, neutral.get(flag, value))) != value:
-                was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before, value))
+                was, now = (write_value(tuple(v) if isinstance(v, list) else v) for v in (before, value))
                 why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
                 flag = {"seed": "seeds"}.get(flag, flag)
                 raise FLError(
@@ -116,16 +116,16 @@ def new_folder(out: str, name: str | None, title: str) -> Path:
     return path
 
 
-def fixed(config: Config) -> dict[str, Any]:
+def list_fixed(config: Config) -> dict[str, Any]:
     """Return the settings, by flag, that a resumed run must not change, as plain values.
 
     The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
     evaluated where --keep-best or --patience compare all evaluations.
 
-    >>> settings = fixed(Config.of(lr=0.5))
+    >>> settings = list_fixed(Config.of(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.segment-fraction" in settings, "fedprox.mu" in settings
     (0.5, False, True, False)
-    >>> fixed(Config.of(lr_schedule="cosine"))["rounds"]
+    >>> list_fixed(Config.of(lr_schedule="cosine"))["rounds"]
     40
     """
     free = set(RESUMABLE)
@@ -142,7 +142,7 @@ def save_initial_weights(folder: Path, start: Start) -> None:
         return
     said = {name: value for name, value in start._asdict().items() if name != "taken"}
     tensors.write(folder / INITIAL, _FORMAT, start.taken, said)
-    _log.warning(start.told())
+    _log.warning(start.describe())
 
 
 def load_initial_weights(folder: Path, config: Config) -> Start | None:
@@ -241,10 +241,10 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 
     Raises FLError if the folder holds no run, or several, or one of another model, or not the model of its best round.
     """
-    return folded(Config.read(Path(folder)), load_as_trained(Path(folder), model, best=best)).eval()
+    return fold_model(Config.read(Path(folder)), load_as_trained(Path(folder), model, best=best)).eval()
 
 
-def folded(config: Config, model: nn.Module) -> nn.Module:
+def fold_model(config: Config, model: nn.Module) -> nn.Module:
     """Return a model of a run with its own parameters alone."""
     change = model_change(config.extensions)
     return change[1].plain(model) if change else model
@@ -287,8 +287,8 @@ def is_last_best(folder: Path) -> bool:
     best = metrics.best(rows, Config.read(folder).evaluation.best_by)
     if not best:
         why = "none was evaluated before its checkpoint"
-        if metrics.evaluated(rows):
-            why = f"{metrics.judged_by(rows, Config.read(folder).evaluation.best_by)} was nan in every evaluation"
+        if metrics.select_evaluated(rows):
+            why = f"{metrics.choose_judge(rows, Config.read(folder).evaluation.best_by)} was nan in every evaluation"
         raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one", code="folder")
     if best["round"] not in (header["round"], header["best"]):
         raise FLError(

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl import data
 from fl.base.errors import FLError
 from fl.base.plugins import version_of
-from fl.base.settings import written
+from fl.base.settings import write_value
 from fl.base.torch_private import tree_map
 from fl.distributed import current
 from fl.runs import checkpoint
@@ -41,7 +41,7 @@ def check_ranks_agree(run: RunState) -> None:
     run.done, first = said[0]
     for rank, (_, other) in enumerate(said):
         for name in first | other:
-            its, mine = (written(word.get(name)) for word in (other, first))
+            its, mine = (write_value(word.get(name)) for word in (other, first))
             if its != mine:
                 reason = f"rank {rank} has {name} {its}, and rank 0 has {mine}"
                 raise FLError(f"{reason}: start all ranks with the same command on the same data", code="peers")

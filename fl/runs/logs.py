@@ -99,7 +99,7 @@ def require(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def logged(run: RunState) -> Iterator[Callable[[Row], None]]:
+def open_logs(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Open the logs, and yield a function that tells them of a row."""
     with ExitStack() as stack:
         logs = [stack.enter_context(LOGS[name](run)) for name in run.config.evaluation.log]

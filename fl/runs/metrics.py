@@ -17,7 +17,7 @@ from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.federation.scores import SCORES, task_of
 from fl.runs.columns import columns, first_score
-from fl.runs.evaluate import Scores, held_out
+from fl.runs.evaluate import Scores, list_held_out
 
 FILE, CLIENTS = "metrics.csv", "clients.csv"
 Row = dict[str, float]
@@ -30,8 +30,8 @@ class Metrics:
 
     Args:
         path: the CSV file, which is overwritten.
-        rows: an earlier, interrupted run's, see `kept`.
-        asked: the columns of metrics that were asked for, see `fl.runs.columns.asked_for`.
+        rows: an earlier, interrupted run's, see `read_kept`.
+        asked: the columns of metrics that were asked for, see `fl.runs.columns.list_columns`.
         method: the run's.
     """
 
@@ -74,7 +74,7 @@ class Metrics:
         return [row.get(name, "") for name in self.columns]
 
 
-def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
+def read_kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
     """Read the rows of an interrupted run's metrics.csv that a resumed run keeps. Nothing is written.
 
     Args:
@@ -109,7 +109,7 @@ class ClientTable:
     """
 
     def __init__(self, folder: Path, fed: Federation, rows: Sequence[Row]) -> None:
-        self.path, self.parts = folder / CLIENTS, held_out(fed)
+        self.path, self.parts = folder / CLIENTS, list_held_out(fed)
         if not self.parts:
             return
         self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
@@ -123,7 +123,7 @@ class ClientTable:
             raise
         except (ValueError, csv.Error):
             before = []
-        rounds = [str(row["round"]) for row in evaluated(rows)]
+        rounds = [str(row["round"]) for row in select_evaluated(rows)]
         kept = [row for row in before if row["round"] in rounds]
         names = self.names or [[None]] * len(self.sizes)
         wanted = [(number, str(client), *name) for number in rounds for client, name in enumerate(names)]
@@ -157,7 +157,8 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 def checksums(rows: Sequence[Row]) -> list[str]:
     """Compute a text for each row that changes with its numbers, other than the seconds, which differ from run to run.
 
-    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `kept`.
+    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made; see
+    `read_kept`.
     """
     due = {name: column.due for name, column in columns(_names(rows)).items()}
     due |= {"seconds": None, "attack_success": "global"}  # the latter in tables of earlier versions
@@ -188,27 +189,27 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
     return rows
 
 
-def selected(rows: Sequence[Row], by: str = "auto", keep_best: bool = False) -> Row:
+def find_best(rows: Sequence[Row], by: str = "auto", keep_best: bool = False) -> Row:
     """Find the round that a run is judged by on clients' own data.
 
     It is the `best` one where something says which is: a column, `keep_best`, or clients that validate; else, or if
     no round is best, the last evaluated round. Empty if no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
-    >>> selected(rows)["round"]
+    >>> find_best(rows)["round"]
     2
     """
-    measured = evaluated(rows)
+    measured = select_evaluated(rows)
     chosen = by != "auto" or keep_best or any("local_valid_loss" in row for row in measured)
     return (best(measured, by) if chosen else {}) or (measured[-1] if measured else {})
 
 
-def evaluated(rows: Sequence[Row]) -> list[Row]:
+def select_evaluated(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of rounds after which the global model was evaluated."""
     return [row for row in rows if first_score(row) in row]
 
 
-def judged_by(rows: Sequence[Row], by: str = "auto") -> str:
+def choose_judge(rows: Sequence[Row], by: str = "auto") -> str:
     """Return the column that --best-by judges rounds by; auto is the validation loss, or else the first score."""
     if by != "auto":
         return by
@@ -230,8 +231,8 @@ def best(rows: Sequence[Row], by: str = "auto") -> Row:
     >>> best([{"round": 1, "accuracy": math.nan}])
     {}
     """
-    measured = evaluated(rows)
-    by = judged_by(measured, by)
+    measured = select_evaluated(rows)
+    by = choose_judge(measured, by)
     sign = -1 if columns([by])[by].falls else 1
     measured = [row for row in measured if not math.isnan(row.get(by, math.nan))]
     return max(measured, key=lambda row: sign * row[by], default={})
@@ -245,7 +246,7 @@ def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
     2
     """
     least = best(rows, by).get("round", 0)
-    return sum(row["round"] > least for row in evaluated(rows))
+    return sum(row["round"] > least for row in select_evaluated(rows))
 
 
 def read(path: Path) -> list[Row]:

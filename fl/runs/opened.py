@@ -15,7 +15,7 @@ from fl.runs import lock
 from fl.runs.assembly import check_config
 from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.lockstep import check_ranks_agree
-from fl.runs.logs import logged, require
+from fl.runs.logs import open_logs, require
 from fl.runs.signals import terminable
 from fl.runs.state import RunState
 from fl.settings import Config
@@ -25,7 +25,7 @@ Draw: TypeAlias = Callable[[RunState], None]
 
 
 @contextmanager
-def opened(
+def open_run(
     config: Config,
     folder: Path,
     resume: bool,
@@ -68,7 +68,7 @@ def opened(
             write_text(folder / SETTINGS, run.config.to_yaml())
             diverged = ""
             try:
-                with logged(run) as run.log, current().together():
+                with open_logs(run) as run.log, current().together():
                     yield run
             except Diverged as error:
                 diverged = str(error)

@@ -13,7 +13,7 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.parts.personal import side_by_side, train_or_keep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.tables import fitted
+from fl.base.tables import fit_terminal
 from fl.data import GIVEN, Dataset
 from fl.data.inputs import Inputs, map_inputs
 from fl.federation import Federation
@@ -61,7 +61,7 @@ class NewClients:
         for row in self.rows:
             scores = [f"{row[f'{first}_{when}']:.4f}" for when in ("before", "after")]
             lines.append([row["client"], str(row["samples"]), str(row["tested"]), *scores])
-        return fitted(lines)
+        return fit_terminal(lines)
 
 
 def personalize(
@@ -129,10 +129,10 @@ def personalize(
     fed = _federation(folder, config, spec, data, few)
     server = {part: {n: t.to(fed.data.device) for n, t in state.items()} for part, state in server.items()}
     if ALGORITHMS[config.method.name].pathways:
-        before = _joined(Pathways.load(folder, model), fed)
+        before = _join(Pathways.load(folder, model), fed)
     else:
-        before = Level(broadcast(_sent(config, fed, server), len(few)), torch.arange(len(few)))
-    after = _tuned(fed, before, fed.local.epochs if epochs is None else epochs, rng)
+        before = Level(broadcast(_start_of(config, fed, server), len(few)), torch.arange(len(few)))
+    after = _tune(fed, before, fed.local.epochs if epochs is None else epochs, rng)
     scores = [score_clients(fed, lambda used=used: ClientModels([used]))["test"] for used in (before, after)]
     rows = []
     for (client, own), test, *found in zip(chosen, fed.clients.test.sizes.tolist(), *scores):
@@ -155,7 +155,7 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
                 f"the new clients have {data.classes} classes, and the model knows {spec.num_classes}", code="mismatch"
             )
         data = replace(data, classes=spec.num_classes)  # new clients may have only some of them
-    data = data.padded(config.data.pad)
+    data = data.pad(config.data.pad)
     now = model_spec(config, data, model) if not isinstance(spec, CustomSpec) else spec
     for field in ("num_classes", "in_channels", "image_size", "tokens"):
         if (wanted := getattr(spec, field)) != (given := getattr(now, field)):
@@ -195,7 +195,7 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
             "data in memory-mapped files cannot have test_owners= here: leave it out, to hold samples out",
             code="unsupported",
         )
-    whole, n = data.pooled(), len(data.y)
+    whole, n = data.pool(), len(data.y)
     train, test = ([(own == owner).nonzero().flatten() for owner in owners] for own in (data.owners, data.test_owners))
     return whole, Splits.of([Split(a, a[:0], b + n) for a, b in zip(train, test)])
 
@@ -227,7 +227,7 @@ def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients
     return Federation(net, data, clients, 1, local, create=create, spec=spec, start=start)
 
 
-def _sent(config: Config, fed: Federation, server: dict[str, State]) -> State:
+def _start_of(config: Config, fed: Federation, server: dict[str, State]) -> State:
     """Return the state that a new client begins with: tensors that the method sends are global, others are initial.
 
     To see which tensors it sends, the method is made for as many clients as the run had. Their samples do not matter,
@@ -260,7 +260,7 @@ class _Added(nn.Module):
         return total / len(self.models) if self.mean else total
 
 
-def _joined(pathways: Pathways, fed: Federation) -> Level:
+def _join(pathways: Pathways, fed: Federation) -> Level:
     """Return FeMAM's models for each new client; its training samples choose the levels that it joins."""
     kinds, states, modules = {}, [], []
     for own in fed.clients.train:
@@ -276,7 +276,7 @@ def _joined(pathways: Pathways, fed: Federation) -> Level:
     return Level(states, torch.arange(len(states)), modules)
 
 
-def _tuned(fed: Federation, before: Level, epochs: int, rng: Rng) -> Level:
+def _tune(fed: Federation, before: Level, epochs: int, rng: Rng) -> Level:
     """Return the models after fine-tuning; a model that diverges stays as it was."""
     if not epochs:
         return before

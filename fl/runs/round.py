@@ -24,7 +24,7 @@ def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]
         The server after the round, its row of metrics.csv, and the scores of each client.
     """
     fed, algorithm, rng = run.fed, run.algorithm, Rng(run.config.seed, number)
-    with _own_random_numbers(run, rng):
+    with _seed_random_numbers(run, rng):
         fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
         started = time.perf_counter()
         clients = algorithm.choose(run.server, rng)
@@ -64,7 +64,7 @@ def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -
 
 
 @contextmanager
-def _own_random_numbers(run: RunState, rng: Rng) -> Iterator[None]:
+def _seed_random_numbers(run: RunState, rng: Rng) -> Iterator[None]:
     """Seed models that draw random numbers even in evaluation mode by the round.
 
     Nothing here draws from torch's own generators.

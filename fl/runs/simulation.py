@@ -14,17 +14,17 @@ from torch import nn
 
 from fl import data
 from fl.base.errors import FLError
-from fl.distributed import current, is_joined, is_one_of_several, joined
+from fl.distributed import current, is_joined, is_one_of_several, join_ranks
 from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.custom_model import Model
 from fl.runs.assembly import build, resolve_inputs
 from fl.runs.bar import Bar
 from fl.runs.export import client_module, module_with
-from fl.runs.folder import folded, load_initial_weights
+from fl.runs.folder import fold_model, load_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.lockstep import check_ranks_agree, sync_server, tell_end
 from fl.runs.metrics import Row
-from fl.runs.opened import opened
+from fl.runs.opened import open_run
 from fl.runs.round import one_round
 from fl.runs.state import RunState
 from fl.runs.summary import Summary
@@ -88,7 +88,7 @@ class Round:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model, on the run's device, in evaluation mode."""
-        return folded(self._config, module_with(self._fed, self.server["global"]))
+        return fold_model(self._config, module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
         """Return a copy of the model that a client predicts with.
@@ -98,7 +98,7 @@ class Round:
         Raises:
             FLError: if the client predicts with no model, or with the sum of several models.
         """
-        return folded(self._config, client_module(self._fed, self._algorithm, self.server, client))
+        return fold_model(self._config, client_module(self._fed, self._algorithm, self.server, client))
 
 
 class Run:
@@ -187,7 +187,7 @@ class Run:
                 code="unsupported",
             )
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
-        with opened(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
+        with open_run(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
             self._run = run
             for number in run.numbers_left():
                 with bar.during_round():
@@ -242,7 +242,7 @@ def simulate(
     """
     if on_round is not None and not callable(on_round):
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
-    with joined() as ranks:
+    with join_ranks() as ranks:
         if not transport.has_data and ranks.size > 1:
             raise FLError(
                 "clients train on other machines: start one process here, without torchrun", code="unsupported"

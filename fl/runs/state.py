@@ -21,8 +21,8 @@ from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
 from fl.runs.assembly import build, pick_device, resolve_inputs
-from fl.runs.columns import asked_for, columns, first_score
-from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
+from fl.runs.columns import columns, first_score, list_columns
+from fl.runs.folder import list_fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
 from fl.runs.signals import Ending
@@ -114,9 +114,9 @@ class RunState:
             _log.warning(
                 f"warning: {config.data.spread()} leaves {there - used:,} of {there:,} training samples unused"
             )
-        rows = metrics.kept(folder / FILE, done, lambda row: self.due(row["round"]))
+        rows = metrics.read_kept(folder / FILE, done, lambda row: self.due(row["round"]))
         self.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
-        self.metrics = Metrics(folder / FILE, rows, asked_for(fed), config.method.name)
+        self.metrics = Metrics(folder / FILE, rows, list_columns(fed), config.method.name)
         return self
 
     @property
@@ -188,7 +188,7 @@ class RunState:
             self.done,
             self.fed.spec,
             collected,
-            fixed(self.config),
+            list_fixed(self.config),
             rows=metrics.checksums(self.rows),
             backends=self.fed.local.chosen,
             best=self.best,
@@ -211,11 +211,11 @@ class RunState:
 
     def summarise(self, diverged: str) -> dict:
         """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
-        config, start, rows = self.config, self.fed.start, metrics.evaluated(self.rows)
+        config, start, rows = self.config, self.fed.start, metrics.select_evaluated(self.rows)
         best_by, keep_best = config.evaluation.best_by, config.evaluation.keep_best
         score = first_score(rows[-1]) if rows else "accuracy"
-        best, by = metrics.best(rows, best_by), metrics.judged_by(rows, best_by)
-        chosen = metrics.selected(rows, best_by, keep_best)
+        best, by = metrics.best(rows, best_by), metrics.choose_judge(rows, best_by)
+        chosen = metrics.find_best(rows, best_by, keep_best)
         local = [key for key in chosen if key.startswith("local_")]
         if rows and not best:
             asked, kept = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
@@ -240,11 +240,11 @@ class RunState:
 
 def check_best_by(config: Config, fed: Federation) -> None:
     """Raise FLError for a --best-by that no evaluation of this run measures."""
-    known = {name: column for name, column in columns(asked_for(fed)).items() if column.due == "global"}
-    asked, scores = asked_for(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
+    known = {name: column for name, column in columns(list_columns(fed)).items() if column.due == "global"}
+    asked, scores = list_columns(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
     others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
     measured = set(scores)
-    for part in evaluate.held_out(fed):
+    for part in evaluate.list_held_out(fed):
         clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
     able = [*asked, *(name for name in known if name in measured)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from fl.algorithms import ALGORITHMS, SOURCES
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import Flag, Setting, marks, written
+from fl.base.settings import Flag, Setting, marks, write_value
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import run_name
 from fl.runs.metrics import FILE, Row, evaluations_since_best, read
@@ -157,7 +157,7 @@ def _comparison(config: Config) -> str:
         others.check()
     except FLError:
         return ""
-    changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    changed = [one for one in config.list_changed() if not one.unread and one.name not in ("algorithm", "seed")]
     paths = (SOURCES.get(name, name) for name in methods)
     given = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
     return " ".join(given + words(changed))
@@ -172,5 +172,5 @@ def words(settings: Iterable[Setting]) -> list[str]:
             found.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
         else:
             texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
-            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
+            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else write_value(one.value))]
     return found

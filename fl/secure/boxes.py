@@ -104,7 +104,7 @@ class Keys:
             if (message.sender, message.recipient) != (sender, recipient):  # a box opens on both sides: an own one that
                 raise ValueError  # was sent back
         except (nacl.exceptions.CryptoError, ValueError, error):  # shorter than any box, or than a header
-            raise refused(sender, recipient, "was forged or altered") from None
+            raise make_refusal(sender, recipient, "was forged or altered") from None
         return message
 
     def unseal(self, blob: bytes) -> Sealed | None:
@@ -124,10 +124,10 @@ def seal(session: bytes, piece: int, payload: bytes, public: bytes) -> bytes:
     return nacl.SealedBox(nacl.PublicKey(public)).encrypt(_SEALED.pack(session, piece, os.urandom(16)) + payload)
 
 
-def refused(sender: int, recipient: int, what: str) -> FLError:
+def make_refusal(sender: int, recipient: int, what: str) -> FLError:
     """Return the error for a message that cannot be used.
 
-    >>> print(refused(7, SERVER, "was sent before"))
+    >>> print(make_refusal(7, SERVER, "was sent before"))
     a message from client 7 to the server was sent before
     """
     return FLError(f"a message from {name(sender)} to {name(recipient)} {what}", code="peers")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fl.base.errors import FLError
-from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, refused, seal
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, make_refusal, seal
 
 
 class Envelope(NamedTuple):
@@ -81,13 +81,13 @@ class Client:
         if phase == 1:
             self._begin(frames)
         else:
-            got = self._received(frames)
+            got = self._receive(frames)
         self.phase = phase
         if phase % 2 == 0:
-            return self._sent(self._give_back(got))
+            return self._send(self._give_back(got))
         if phase > 1:
             self._complete(got)
-        return self._sent(self._upload() if self.finished else self._give())
+        return self._send(self._upload() if self.finished else self._give())
 
     def _begin(self, frames: Sequence[bytes]) -> None:
         """Meet the cohort, and seal the own pieces, all with the same length; nothing of an earlier attempt counts."""
@@ -97,7 +97,7 @@ class Client:
             )
         message = self._keys.unlock(frames[0], {SERVER: self._server}, self.address)
         if message.session in self._sessions:
-            raise refused(SERVER, self.address, "was sent before")
+            raise make_refusal(SERVER, self.address, "was sent before")
         body = message.body
         self._peers = {int.from_bytes(body[i : i + 4], "big"): body[i + 4 : i + 36] for i in range(0, len(body), 36)}
         del self._peers[self.address]
@@ -106,15 +106,15 @@ class Client:
         self._model = {number: seal(message.session, number, one, self._server) for number, one in enumerate(padded)}
         self._given = {}
 
-    def _received(self, frames: Sequence[bytes]) -> dict[int, dict[int, bytes]]:
+    def _receive(self, frames: Sequence[bytes]) -> dict[int, dict[int, bytes]]:
         """Stages 2 and 4: the pieces that came from each peer."""
         got: dict[int, dict[int, bytes]] = defaultdict(dict)
         for frame in frames:
             session, phase, piece, sender, _, blob = self._keys.unlock(frame, self._peers, self.address)
             if (session, phase) != (self._sessions[-1], self.phase) or piece in got[sender]:
-                raise refused(sender, self.address, "was sent before")
+                raise make_refusal(sender, self.address, "was sent before")
             if len(blob) != self._length + SEALED_EXTRA or piece >= len(self._pieces):
-                raise refused(sender, self.address, "is not what the protocol asks for")
+                raise make_refusal(sender, self.address, "is not what the protocol asks for")
             got[sender][piece] = blob
         return got
 
@@ -149,7 +149,7 @@ class Client:
                 self._model[number] = buffer.pop()
         return returned
 
-    def _sent(self, parcels: list[tuple[int, int, bytes]]) -> list[Envelope]:
+    def _send(self, parcels: list[tuple[int, int, bytes]]) -> list[Envelope]:
         """Return tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they
         are.
         """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fl.base.errors import FLError
-from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, refused
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, make_refusal
 from fl.secure.client import Client, Envelope
 
 ALONE = "alone: its model could not be hidden among others"
@@ -71,7 +71,7 @@ class Server:
         while len(cohort) > 1 and not models:
             lost, phase, session, frames = self._attempt(cohort, carry, sent)
             if not lost:
-                models = self._opened(session, cohort, frames)
+                models = self._open_uploads(session, cohort, frames)
             elif phase == self._last:
                 excluded |= dict.fromkeys(cohort, INTERRUPTED)
             excluded |= dict.fromkeys(lost, f"lost in phase {phase} of {self._last}")
@@ -98,12 +98,14 @@ class Server:
             for client in cohort:
                 for recipient, frame in answers[client]:
                     if recipient not in waiting:
-                        raise refused(client, recipient, "is not what the protocol asks for")
+                        raise make_refusal(client, recipient, "is not what the protocol asks for")
                     waiting[recipient].append(frame)
                     sent[client, recipient] += len(frame)
         return [], self._last, session, waiting[SERVER]
 
-    def _opened(self, session: bytes, cohort: Mapping[int, bytes], frames: Sequence[bytes]) -> dict[int, list[bytes]]:
+    def _open_uploads(
+        self, session: bytes, cohort: Mapping[int, bytes], frames: Sequence[bytes]
+    ) -> dict[int, list[bytes]]:
         """Return the uploads. Every piece has to be of this session and in its place, and none may come twice."""
         uploads: dict[int, dict[int, bytes]] = {client: {} for client in cohort}
         tags: set[bytes] = set()
@@ -111,9 +113,9 @@ class Server:
             message = self._keys.unlock(frame, dict(cohort), SERVER)
             number, client = message.piece, message.sender
             if (message.session, message.phase) != (session, self._last) or number in uploads[client]:
-                raise refused(client, SERVER, "was sent before")
+                raise make_refusal(client, SERVER, "was sent before")
             if len(message.body) != max(self._lengths) + SEALED_EXTRA or number >= len(self._lengths):
-                raise refused(client, SERVER, "is not what the protocol asks for")
+                raise make_refusal(client, SERVER, "is not what the protocol asks for")
             sealed = self._keys.unseal(message.body)
             if not sealed or sealed[:2] != (session, number) or sealed.tag in tags:
                 raise FLError(

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl.base.errors import FLError
-from fl.base.settings import flag_in, written
+from fl.base.settings import flag_in, write_value
 from fl.engine.optimizers import SCHEDULES
 from fl.partition import KINDS
 from fl.settings import Config, Experiment
 from fl.settings.config import RESUMABLE
 from fl.settings.earlier import check_renamed
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.flags import Command, named, overridden
-from fl.settings.help import asked, settings_page
+from fl.settings.flags import Command, find_value, overridden
+from fl.settings.help import is_asked, settings_page
 from fl.settings.recipes import RECIPES, Recipe
 from fl.settings.recipes import describe as describe_recipe
 
@@ -67,11 +67,11 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
                 code="name",
             )
         start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
-    if asked(argv):
+    if is_asked(argv):
         settings_page(argv, start, about, {} if recipe else recipes)
     flags = {flag_in(word) for word in argv}
     check_renamed(flags)
-    file, folder = named(argv, "config"), named(argv, "resume")
+    file, folder = find_value(argv, "config"), find_value(argv, "resume")
     if file is not None or folder is not None:
         others = [what for what, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
         if len(others) > 1:
@@ -101,7 +101,7 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
         ("seeds", saved.seeds, resumed.seeds),
     ):
         if before != after:
-            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})", code="folder")
+            raise FLError(f"--{flag} cannot change when a run is resumed (it had {write_value(before)})", code="folder")
     for flag in sorted(flags & {"out", "name"}):
         raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})", code="folder")
     for before, after in zip(saved.runs(), resumed.runs()):
@@ -111,7 +111,7 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
             if changed and one.name not in RESUMABLE:
                 raise FLError(
                     f"--{one.flag} cannot change when a run is resumed (it had "
-                    f"{written(were.get(one.flag, one.field.default))})",
+                    f"{write_value(were.get(one.flag, one.field.default))})",
                     code="folder",
                 )
             if one.unread and one.flag in flags:
@@ -136,7 +136,7 @@ def _warn_of_unread(file: str, start: Experiment, experiment: Experiment) -> Non
     Args:
         start: as the file has it. experiment: with the flags beside the file.
     """
-    said = [one.unread for run in experiment.runs()[:1] for one in run.changed() if one.unread]
+    said = [one.unread for run in experiment.runs()[:1] for one in run.list_changed() if one.unread]
     before, after = start.config.data.partition, experiment.config.data.partition
     if before.name != after.name and before.options not in (after.options, KINDS[before.name].options):
         said.append(f"it has options of --partition {before.name}, not of {after.name}")

@@ -28,7 +28,7 @@ from fl.base.settings import (
     check_value,
     choice,
     flag_of,
-    lowered_defaults,
+    lower_defaults,
     marks,
     number,
     settings_of,
@@ -102,7 +102,7 @@ class Config:
             object.__setattr__(self, "data", self.data.following(self.clients.number))
             options = self.method.options
             if options is not None:
-                options = as_plain(lowered_defaults(options, self.clients.number))
+                options = as_plain(lower_defaults(options, self.clients.number))
                 object.__setattr__(self, "method", replace(self.method, options=options))
 
     @classmethod
@@ -125,7 +125,7 @@ class Config:
         and of a method are the defaults where another one is chosen.
         """
         for topic in [name for name in TOPICS if isinstance(settings.get(name), Mapping)]:
-            settings |= {stored.named_in(topic, name): value for name, value in settings.pop(topic).items()}
+            settings |= {stored.name_outside(topic, name): value for name, value in settings.pop(topic).items()}
         whole = [name for name in TOPICS if isinstance(settings.get(name), Topic)]
         if wrong := [name for name in whole if not isinstance(settings[name], TOPICS[name])]:
             raise FLError(f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}")
@@ -147,7 +147,7 @@ class Config:
 
     def _method(self, settings: dict[str, Any]) -> Chosen:
         """Take the method and its options out of settings by name."""
-        method = _chosen(self.method, method_named(settings.pop("algorithm", self.method)), OPTIONS)
+        method = _choose(self.method, method_named(settings.pop("algorithm", self.method)), OPTIONS)
         if method.name not in settings or method.options is None:
             return method
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
@@ -184,7 +184,7 @@ class Config:
         Config.of(algorithm='fedprox', fedprox={'mu': 1.0}, lr=0.05)
         """
         try:
-            name, changed = self.method.name, self.changed()
+            name, changed = self.method.name, self.list_changed()
         except (TypeError, AttributeError, FLError):  # of values that `check` refuses
             return object.__repr__(self)
         asked: dict[str, Any] = {} if name == METHOD else {"algorithm": SOURCES.get(name, name)}
@@ -206,12 +206,12 @@ class Config:
             )
         return ""
 
-    def changed(self) -> list[Setting]:
+    def list_changed(self) -> list[Setting]:
         """List the settings whose values are not those of a run of this method that sets none."""
         usual = {one.flag: one.value for one in Config().replace(algorithm=self.method.name).settings()}
         return [one for one in self.settings() if one.value != usual.get(one.flag, one.field.default)]
 
-    def compared(self) -> dict[str, Any]:
+    def list_comparable(self) -> dict[str, Any]:
         """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
         return {one.name: one.value for one in self.settings() if not one.unread and one.name not in _SAME_RUN}
 
@@ -234,7 +234,7 @@ class Config:
             raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there")
         self.data.check()
         self.local.check(self.data.dataset)
-        for one in self.changed():
+        for one in self.list_changed():
             if one.unread:
                 raise FLError(one.unread)
         ALGORITHMS[self.method.name].refuse(self.asks())
@@ -328,7 +328,7 @@ class Config:
         _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
         return self.replace(local_valid=_HELD_OUT)
 
-    def fitted(self, dataset: Dataset) -> "Config":
+    def fit_to(self, dataset: Dataset) -> "Config":
         """Move numbers that nobody set into the limits that given data leave them."""
         if self.data.partition.name not in KINDS:  # as `check` says
             return self
@@ -442,19 +442,19 @@ def _different(method: str) -> bool:
 def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
     """Take the partition and its options out of settings by name."""
     asked = partition_named(settings.pop("partition", before))
-    partition = _chosen(before, asked, {name: kind.options for name, kind in KINDS.items()}, shared=True)
+    partition = _choose(before, asked, {name: kind.options for name, kind in KINDS.items()}, shared=True)
     known = () if partition.options is None else [one.name for one in fields(partition.options)]
     given = {name: settings.pop(name) for name in known if name in settings}
-    given = {name: _tupled(value) for name, value in given.items()}
+    given = {name: _as_tuple(value) for name, value in given.items()}
     return replace(partition, options=replace(partition.options, **given)) if given else partition
 
 
-def _tupled(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """Return Python's values of NumPy's, and a tuple in the place of a list, as settings have it."""
     return tuple(as_plain(value)) if isinstance(value, list) else as_plain(value)
 
 
-def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
+def _choose(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
     """Return an alternative by name, with its default options, or those that are set already.
 
     Args:
@@ -473,7 +473,7 @@ def options_of(name: str, value: Any, now: Any) -> Any:
         known = [one.name for one in fields(now)]
         if strange := value.keys() - {*known}:
             raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}", code="name")
-        return replace(now, **{name: _tupled(one) for name, one in value.items()})
+        return replace(now, **{name: _as_tuple(one) for name, one in value.items()})
     if not isinstance(value, type(now)):
         raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
     return value
@@ -489,4 +489,4 @@ def _stray(name: str, partition: str, method: str) -> str:
         return f"{name}= is for algorithm={name!r}, and this run is of {method}: leave it out, or take that method"
     if name in ("algorithms", "seeds"):
         return f"a Config is one run, and {name} are several: give them to fl.Experiment.of"
-    return stored.unknown(name)
+    return stored.describe_unknown(name)

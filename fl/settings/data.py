@@ -19,7 +19,7 @@ from fl.base.settings import (
     Natural,
     Rare,
     check_values,
-    lowered_defaults,
+    lower_defaults,
     number,
     several,
 )
@@ -90,7 +90,7 @@ class DataSettings(Topic):
             usual = type(self).min_samples
             least = Default(max(1, min(usual, self.samples // clients) if self.samples else usual))
         if options is not None:
-            options = lowered_defaults(options, clients)
+            options = lower_defaults(options, clients)
         same = (least, options) == (self.min_samples, self.partition.options)
         return self if same else replace(self, min_samples=least, partition=replace(self.partition, options=options))
 
@@ -108,10 +108,10 @@ class DataSettings(Topic):
         wanted, origin = self.origin(), dataset.origin
         if origin == wanted:
             return dataset
-        bordered = dataset.padded(self.pad)
-        pooled = bordered.pooled() if self.pool_test_set else bordered
-        made = pooled.with_test_sites(self.test_sites).sampled(self.samples)
-        return made.marked(wanted if origin == wanted.bare() else None)
+        bordered = dataset.pad(self.pad)
+        pooled = bordered.pool() if self.pool_test_set else bordered
+        made = pooled.with_test_sites(self.test_sites).subsample(self.samples)
+        return made.with_origin(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
         """Return that of the data which `load` returns."""
@@ -145,7 +145,7 @@ class DataSettings(Topic):
         Raises:
             FLError: if some clients have samples of their own to validate or test on, and others have none.
         """
-        own = None if dataset.valid is None else parts.marked(dataset.valid)
+        own = None if dataset.valid is None else parts.divide(dataset.valid)
         if own is None:
             splits = hold_out(parts, self.local_valid, self.local_test, rng)
         else:
@@ -155,12 +155,12 @@ class DataSettings(Topic):
             check_all_have(valid, names, "validation samples", "give it some, or take those of the others for training")
             splits = replace(hold_out(rest, 0, self.local_test, rng), valid=valid)
         if self.pool_test_set:
-            return dataset.tested_on(splits.test.samples), splits
+            return dataset.test_on(splits.test.samples), splits
         if KINDS[self.partition.name].partial and not self.local_test and dataset.test_owners is not None:
-            dataset, splits = self._own_tests(dataset, parts, splits)
-        return dataset.tested_at(self.test_sites), splits
+            dataset, splits = self._assign_tests(dataset, parts, splits)
+        return dataset.test_at(self.test_sites), splits
 
-    def _own_tests(self, dataset: Dataset, parts: Parts, splits: Splits) -> tuple[Dataset, Splits]:
+    def _assign_tests(self, dataset: Dataset, parts: Parts, splits: Splits) -> tuple[Dataset, Splits]:
         """Give each client its owner's test samples, if there are such."""
         clients = parts.owners.numpy()
         owners, first = np.unique(dataset.owners[parts.samples].numpy(), return_index=True)
@@ -176,7 +176,7 @@ class DataSettings(Topic):
                 "out with --local-test"
             )
             return dataset, splits
-        test = Parts.owned(client[rows], len(parts), len(dataset.y) + np.arange(len(rows)))
+        test = Parts.of_owners(client[rows], len(parts), len(dataset.y) + np.arange(len(rows)))
         way = "give it some, or hold out shares of the training samples with --local-test, such as 0.2"
         check_all_have(test, dataset.names_of_clients(parts), "test samples", way)
         return dataset.with_own_tests(torch.from_numpy(rows)), replace(splits, test=test)

@@ -5,10 +5,10 @@ from typing import Any
 
 from fl.algorithms.extension import Extension, ModelChange
 from fl.base.errors import FLError
-from fl.base.plugins import declared, kind, load_entry_points
+from fl.base.plugins import collect, kind, load_entry_points
 
 
-def _checked(found: Any, name: str) -> Extension:
+def _check(found: Any, name: str) -> Extension:
     if not isinstance(found, Extension):
         raise FLError(f"is {kind(found)}, not an Extension")
     return found
@@ -16,8 +16,8 @@ def _checked(found: Any, name: str) -> Extension:
 
 def _extensions() -> dict[str, Extension]:
     """Return extensions by name; one of a package that cannot be had is left out with a warning."""
-    ours = declared("fl.extensions", "EXTENSION", Extension)
-    return ours | load_entry_points("extensions", ours, _checked)
+    ours = collect("fl.extensions", "EXTENSION", Extension)
+    return ours | load_entry_points("extensions", ours, _check)
 
 
 EXTENSIONS: dict[str, Extension] = _extensions()

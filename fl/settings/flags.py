@@ -119,7 +119,7 @@ def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) 
     return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 
 
-def parsed(kind: type[T], argv: Sequence[str], prog: str) -> T:
+def parse_command_line(kind: type[T], argv: Sequence[str], prog: str) -> T:
     """Parse a command line with tyro. Flags are described by docstrings. Raises FLError for what cannot be parsed.
 
     Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
@@ -136,22 +136,22 @@ def parsed(kind: type[T], argv: Sequence[str], prog: str) -> T:
 def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]:
     """Put the flags of a command line in the place of an experiment's settings; return it with their values."""
     flags = {flag_in(word) for word in argv}
-    asked = named(argv, "algorithm")
+    asked = find_value(argv, "algorithm")
     methods = start.algorithms if asked is None else Experiment(algorithms=tuple(asked.split(","))).algorithms
-    partition_named(named(argv, "partition"))  # before flags are made of the options of all partitions
+    partition_named(find_value(argv, "partition"))  # before flags are made of the options of all partitions
     check_methods(flags, methods)
-    values = parsed(flags_class(entries(methods)), argv, program("run"))
+    values = parse_command_line(flags_class(entries(methods)), argv, program("run"))
     check_values(replace(values, algorithm=methods if asked else values.algorithm))
     own: dict[str, Any] = {"algorithms": methods}
     if "seeds" in flags:
         own["seeds"] = values.seeds
-    changes = given(values, flags)
+    changes = select_given(values, flags)
     if "participants" in changes and "participation" not in changes:  # a number overrides a share of the start
         changes["participation"] = 0.0
     return start.replace(**own, **changes), values
 
 
-def given(values: Any, flags: Collection[str]) -> dict[str, Any]:
+def select_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
     """Return the settings that a command line gives, as `Config.of` takes them: of groups what it changes.
 
     Args:
@@ -180,7 +180,7 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
             )
 
 
-def named(argv: Iterable[str], flag: str) -> str | None:
+def find_value(argv: Iterable[str], flag: str) -> str | None:
     """Find the value of a flag among the words of a command line, without reading the others; the last one counts."""
     found, before = None, ""
     for word in argv:

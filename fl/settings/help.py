@@ -22,7 +22,7 @@ from fl.base.errors import FLError
 from fl.base.settings import Alternatives, Flag, Rare, choice, flag_in, flag_of, marks, one_of, types_of
 from fl.settings.earlier import check_renamed
 from fl.settings.experiment import Experiment
-from fl.settings.flags import Command, Entry, entries, named, overridden, parsed
+from fl.settings.flags import Command, Entry, entries, find_value, overridden, parse_command_line
 from fl.settings.recipes import Recipe, overview
 
 HELP = ("-h", "--help")
@@ -40,7 +40,7 @@ _PAGE = {
 """From the headings of the help to topics, and flags of the command."""
 
 
-def asked(argv: Sequence[str]) -> bool:
+def is_asked(argv: Sequence[str]) -> bool:
     """Return whether a command line asks for help."""
     return any(word in HELP for word in argv)
 
@@ -57,13 +57,13 @@ def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
     Arguments(size=4)
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if asked(argv):
+    if is_asked(argv):
         sections = _arguments(kind)
         places = [word for word in sections["arguments"] if not word.startswith("-")]
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
     check_renamed(map(flag_in, argv))
-    return parsed(kind, argv, program(name))
+    return parse_command_line(kind, argv, program(name))
 
 
 def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
@@ -84,10 +84,10 @@ def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mappi
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
     experiment = start
     with suppress(FLError):  # whoever asks for help may have made a mistake
-        if (file := named(others, "config")) is not None:
+        if (file := find_value(others, "config")) is not None:
             experiment = start = Experiment.from_file(Path(file))
         experiment, _ = overridden(others, start)
-    if asked_for := named(others, "algorithm"):
+    if asked_for := find_value(others, "algorithm"):
         choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS, "METHOD")
     read = {
         one.flag for run in experiment.runs() for one in run.settings() if not one.unread and not marks(one.field, Rare)
@@ -189,7 +189,7 @@ def _arguments(kind: type) -> dict[str, dict[str, str]]:
 
 
 @lru_cache
-def _documented(kind: type) -> dict[str, str]:
+def _read_documentation(kind: type) -> dict[str, str]:
     """Return what the strings below the fields of a dataclass say of them, those of its base classes included."""
     found: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
@@ -205,7 +205,7 @@ def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tup
     """
     said = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
     owner, name = field.metadata.get("documented", (kind, field.name))
-    text = next(said, "") or _documented(owner).get(name, "")
+    text = next(said, "") or _read_documentation(owner).get(name, "")
     if several := marks(field, Alternatives):
         return f"--{flag} {one_of(*several[0].options()).metavar}", f"{text} (default: {default})"
     kinds, many = types_of(field.type)

@@ -108,7 +108,7 @@ def method_named(asked: Any) -> Any:
                 f"a method with options cannot be called {name!r}, which is a setting already: rename it", code="name"
             )
         return name
-    method = algorithms.imported(asked)
+    method = algorithms.import_method(asked)
     if method.name in _TAKEN or method.name in EXTENSIONS:
         raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function", code="name")
     algorithms.register(asked, method)
@@ -127,7 +127,7 @@ def partition_named(asked: Any) -> Any:
     if not isinstance(path, str | Chosen | None):
         raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function", code="name")
     if isinstance(path, str) and is_path(path):
-        kind = partition.imported(path)
+        kind = partition.import_kind(path)
         _check_partition(path, kind)
         KINDS[path] = kind
     return path

@@ -13,7 +13,7 @@ from typing import Any
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import regular
-from fl.base.settings import Chosen, T, described, flag_of, from_yaml
+from fl.base.settings import Chosen, T, describe_type, flag_of, from_yaml
 from fl.partition import KINDS
 from fl.settings import earlier
 from fl.settings.data import DataSettings
@@ -55,11 +55,11 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
         if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
             sections.append((name, value))
         elif name in earlier.MOVED.values() and name in found:  # one more setting that was in no group
-            found[name] = _filled(found[name], value, name)
+            found[name] = _fill(found[name], value, name)
         elif name in found:
             raise FLError(f"{name} is there twice: leave one of them out")
         else:
-            found[name] = _typed(name, value)
+            found[name] = _convert(name, value)
     for name, section in sections:
         try:
             name, section = _method(name, section)
@@ -68,20 +68,20 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
                 raise FLError(f"{name} has no options")
             if section and name in found:
                 raise FLError(f"the options of {name} are there twice: leave one section out")
-            found |= {name: _filled(usual, section, name)} if section else {}
+            found |= {name: _fill(usual, section, name)} if section else {}
         except FLError as why:
             if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
             if not gone and name not in ALGORITHMS:  # of a file that somebody writes, and no record of a run
-                raise FLError(unknown(name), code="name") from None
+                raise FLError(describe_unknown(name), code="name") from None
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
     return found
 
 
-def named_in(topic: str, inside: str) -> str:
+def name_outside(topic: str, inside: str) -> str:
     """Return the name that a setting of a topic has outside of it. Raises FLError if the topic has none such.
 
-    >>> named_in("local", "epochs")
+    >>> name_outside("local", "epochs")
     'local_epochs'
     """
     known = {place: name for name, (of, place) in PLACES.items() if of == topic}
@@ -103,7 +103,7 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in TOPICS and isinstance(value, dict):
             for inside, one in value.items():
                 outside = (name, inside) in earlier.OUTSIDE
-                yield from _alternative(inside if outside else named_in(name, inside), one)
+                yield from _alternative(inside if outside else name_outside(name, inside), one)
         elif name in TOPICS and name not in PLACES:
             raise FLError(f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}")
         elif name == "method" and isinstance(value, dict):
@@ -150,16 +150,16 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name if option == "name" else option, one) for option, one in value.items())
 
 
-def _typed(name: str, value: Any) -> Any:
+def _convert(name: str, value: Any) -> Any:
     """Return the value of a setting as its type has it."""
     options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
     if name == "partition":
         return value if isinstance(value, Chosen) else _value(str, value, name)
     if name in FIELDS:
         field = FIELDS[name]
-        return _filled(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]
+        return _fill(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]
     if name in EXTENSIONS:
-        return _filled(EXTENSIONS[name].options, value, name)
+        return _fill(EXTENSIONS[name].options, value, name)
     if name == "algorithms":
         return tuple(map(method_named, _value(tuple[str, ...], value, "algorithm")))
     if name == "seeds":
@@ -168,10 +168,10 @@ def _typed(name: str, value: Any) -> Any:
         return _value(OWN[name], value, name)
     if name in options:
         return _value(options[name], value, name)
-    raise FLError(unknown(name), code="name")
+    raise FLError(describe_unknown(name), code="name")
 
 
-def _filled(default: T, values: Any, group: str) -> T:
+def _fill(default: T, values: Any, group: str) -> T:
     """Return a group of settings with the given values, each of the type that its field has."""
     if not isinstance(values, dict):
         raise FLError(f"{group} is not a mapping")
@@ -190,14 +190,14 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return from_yaml(kind, value)
     except TypeError:
         share = "; a share of the clients is participation" if name == "participants" else ""
-        raise FLError(f"{name} cannot be {short(value)}: give {described(kind)}{share}") from None
+        raise FLError(f"{name} cannot be {short(value)}: give {describe_type(kind)}{share}") from None
 
 
 _ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_epochs", "method": "algorithm"}
 """Names that other tools have for settings, too far from ours to be found as misspelt."""
 
 
-def unknown(name: str) -> str:
+def describe_unknown(name: str) -> str:
     """Say of a setting that there is not what it is called now, or what it may be meant to be."""
     options = [option for one in KINDS.values() for option in one.reads]
     if name == "extensions":

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from surgery.adapters.layer import is_transposed
 from surgery.adapters.model import adapted_layers, add, attach, state
-from surgery.adapters.rank import Factors, factors, named, resize
+from surgery.adapters.rank import Factors, factors, name_factors, resize
 from surgery.errors import SurgeryError
-from surgery.names import joined
+from surgery.names import join
 from surgery.states import as_state, check_same, compute_dtype
 from surgery.states import state as whole_state
 
@@ -66,7 +66,7 @@ def extract(
     model = add(base, rank, modules=modules, train=train)
     changes, taken = {}, state(model)
     for name, layer in adapted_layers(model):
-        weight = joined(name, "weight")
+        weight = join(name, "weight")
         dtype = compute_dtype(before[weight].dtype)
         change = after[weight].to(before[weight].device, dtype) - before[weight].to(dtype)
         if change.is_meta or not change.isfinite().all():
@@ -77,7 +77,7 @@ def extract(
         raise SurgeryError("no layer that may have an adapter differs in the two models", code="argument")
     best, error = resize(changes, rank)
     whole = {name: after[name].to(before[name]) for name in factors(taken)[1]}
-    covered = {*whole, *(joined(name, "weight") for name in error)}
+    covered = {*whole, *(join(name, "weight") for name in error)}
     left = tuple(n for n, t in before.items() if n not in covered and not torch.equal(t, after[n].to(t.device)))
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -93,4 +93,4 @@ def _exact(name: str, layer: nn.Module, change: Tensor) -> Factors:
     a, b = (torch.eye(into).to(matrix), matrix) if into < out else (matrix, torch.eye(out).to(matrix))
     if kernel:
         a, b = a.unflatten(1, (-1, *kernel)), b.view(*b.shape, *(1 for _ in kernel))
-    return named(name, layer, a, b)
+    return name_factors(name, layer, a, b)

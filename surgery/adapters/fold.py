@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surgery.adapters.layer import changed, product
+from surgery.adapters.layer import add_change, product
 from surgery.adapters.peft import check_tied, read_files, scales_of, without_base
 from surgery.adapters.rank import Factors, factors
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, pieces_of
-from surgery.names import joined
+from surgery.names import join
 
 
 def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = False) -> LazyState:
@@ -45,19 +45,19 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
         )
     if not isinstance(values, LazyState):
         check_tied(values.items(), rest, "merge it in peft")
-        check_tied(values.items(), {joined(name, "weight") for name in found}, "merge it in peft", "has an adapter")
+        check_tied(values.items(), {join(name, "weight") for name in found}, "merge it in peft", "has an adapter")
     result = {name: pieces_of(values, name) for name in values}
     for name, tensor in rest.items():
         if _of(folder, name, name, result).shape != tuple(tensor.shape):
             raise SurgeryError(f"{folder}: {name!r} is {list(tensor.shape)}, not {result[name].shape}", code="mismatch")
         result[name] = Pieces.of(tensor.to(result[name].dtype))
-    turned = _turned(folder, config, found, result)
+    turned = _find_turned(folder, config, found, result)
     for module, one in found.items():
-        name = joined(module, "weight")
+        name = join(module, "weight")
         scale = -scales[module] if subtract else scales[module]
         base = result[name]
-        make = partial(_folded, base, one, scale, turned[module])
-        result[name] = Pieces.computed(base.shape, base.dtype, make, base.device)
+        make = partial(_fold, base, one, scale, turned[module])
+        result[name] = Pieces.from_function(base.shape, base.dtype, make, base.device)
     return LazyState(result, getattr(values, "what", ""))
 
 
@@ -68,7 +68,7 @@ def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Piece
     return entries[name]
 
 
-def _turned(
+def _find_turned(
     folder: str | Path, config: Mapping[str, Any], found: Mapping[str, Factors], entries: Mapping[str, Pieces]
 ) -> dict[str, bool]:
     """Return whether each adapted weight is [in, out], as those of embeddings and of transformers' Conv1D are.
@@ -79,7 +79,7 @@ def _turned(
     said = bool(config.get("fan_in_fan_out"))
     linear = set()
     for module, one in found.items():
-        base = _of(folder, joined(module, "weight"), one.names[0], entries)
+        base = _of(folder, join(module, "weight"), one.names[0], entries)
         shape = (len(one.b), *one.a.shape[1:])
         table = "lora_embedding_A" in one.names[0]
         ways = (shape[::-1],) if table else (shape, shape[::-1]) if len(shape) == 2 else (shape,)
@@ -101,8 +101,8 @@ def _turned(
     return result | dict.fromkeys(square, said)
 
 
-def _folded(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:
+def _fold(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(base.dtype, one.a.dtype), torch.float32)
     change = product(one.a.to(base.device, dtype), one.b.to(base.device, dtype), scale)
     magnitude = None if one.magnitude is None else one.magnitude.to(base.device)
-    return changed(base.whole(), change.T if turned else change.view(base.shape), magnitude, turned)
+    return add_change(base.whole(), change.T if turned else change.view(base.shape), magnitude, turned)

@@ -109,7 +109,7 @@ class LowRank(nn.Module):
         """
         layer = self.base_layer
         check_plain(layer, "leave it without an adapter, or do not merge")
-        return changed(layer.weight, self.change(), self.lora_magnitude_vector, is_transposed(layer))
+        return add_change(layer.weight, self.change(), self.lora_magnitude_vector, is_transposed(layer))
 
     @property
     def bias(self) -> Tensor | None:
@@ -143,10 +143,10 @@ def product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return scale * (b.flatten(1) @ a.flatten(1))
 
 
-def changed(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, transposed: bool = False) -> Tensor:
+def add_change(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, transposed: bool = False) -> Tensor:
     """Return their sum, in the weight's dtype; of DoRA with these norms."""
     total = weight.to(torch.promote_types(weight.dtype, change.dtype)) + change
-    return (total if magnitude is None else scaled(total, magnitude, transposed)).to(weight.dtype)
+    return (total if magnitude is None else scale_weight(total, magnitude, transposed)).to(weight.dtype)
 
 
 def norms(weight: Tensor, transposed: bool) -> Tensor:
@@ -155,7 +155,7 @@ def norms(weight: Tensor, transposed: bool) -> Tensor:
     return norm.view(1, -1, *(1 for _ in weight.shape[2:])) if weight.ndim > 2 else norm
 
 
-def scaled(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
+def scale_weight(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
     """Return the weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
     share = magnitude / norms(weight.detach(), transposed)
     return weight * (share if transposed else share.view(-1, *(1 for _ in weight.shape[1:])))

@@ -18,14 +18,14 @@ from surgery.adapters.layer import (
     is_packed,
     is_transposed,
     norms,
-    scaled,
+    scale_weight,
     shapes,
     why_not,
 )
-from surgery.adapters.rank import check_unscaled, factors, named
+from surgery.adapters.rank import check_unscaled, factors, name_factors
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.names import hint, joined, matches
+from surgery.names import hint, join, matches
 from surgery.states import State, names_by_id
 from surgery.states import tensors as all_tensors
 
@@ -79,8 +79,8 @@ def add(
     if kind not in ("lora", "dora"):
         raise SurgeryError(f"kind={kind!r}: give lora or dora", code="argument")
     tensors: State = {}
-    for name, layer in _chosen(model, modules, train).items():
-        one = named(name, layer, *initial(layer, rank, generator))
+    for name, layer in _choose_layers(model, modules, train).items():
+        one = name_factors(name, layer, *initial(layer, rank, generator))
         tensors |= one._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
     return attach(model, tensors, train=train, scale=scale, dropout=dropout)
 
@@ -124,8 +124,8 @@ def attach(
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
         raise SurgeryError(f"{odd[0]!r} is no tensor of the model or has another shape", code="mismatch")
-    trained = _trained(model, train) | rest.keys()
-    result = _shared(model, rest)
+    trained = _list_trained(model, train) | rest.keys()
+    result = _share(model, rest)
     for module in result.modules():  # what training changes is a copy
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.clone()
@@ -197,7 +197,7 @@ def remove(model: nn.Module) -> nn.Module:
       (0): Linear(in_features=2, out_features=3, bias=True)
     )
     """
-    return _replaced(model, merged=False)
+    return _replace(model, merged=False)
 
 
 def merge(model: nn.Module) -> nn.Module:
@@ -216,7 +216,7 @@ def merge(model: nn.Module) -> nn.Module:
     >>> torch.allclose(merge(adapted)(x), adapted(x), atol=1e-6), torch.equal(merge(adapted)(x), net(x))
     (True, False)
     """
-    return _replaced(model, merged=True)
+    return _replace(model, merged=True)
 
 
 def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
@@ -245,13 +245,13 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
             had, turned = with_adapters[name], is_transposed(layer.base_layer)
             length = norms(had.base_layer.weight + had.change(), turned).detach().copysign(magnitude.data)
             magnitude.data = norms(before.detach(), turned).copysign(magnitude.data)
-            before.data = scaled(before.detach(), length, turned)
+            before.data = scale_weight(before.detach(), length, turned)
         opposite = LowRank(layer.base_layer, *layer.factors, -layer.multiplier).weight
         layer.base_layer.weight = nn.Parameter(opposite.detach(), requires_grad=before.requires_grad)
     return result
 
 
-def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[str]) -> dict[str, nn.Module]:
+def _choose_layers(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[str]) -> dict[str, nn.Module]:
     """Return the layers that get adapters, by name."""
     if isinstance(patterns, str) or isinstance(train, str):
         raise SurgeryError("modules and train are lists of names or patterns: modules=['*.qkv']", code="argument")
@@ -264,7 +264,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         for pattern in patterns:
             if not any(matches(name, pattern) for name in able):
                 hit = [name for name in every if name and matches(name, pattern)]
-                why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown(pattern, model)
+                why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown_error(pattern, model)
                 raise SurgeryError(f"modules={pattern!r}: no layer there can have an adapter; {why}", code="name")
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
@@ -285,7 +285,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     for name, m in every.items():
         if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
             held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]
-            left |= {joined(name, key): "a parameter, and no layer" for key in held}
+            left |= {join(name, key): "a parameter, and no layer" for key in held}
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
@@ -293,7 +293,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     return chosen
 
 
-def _unknown(pattern: str, model: nn.Module) -> str:
+def _unknown_error(pattern: str, model: nn.Module) -> str:
     _, *names = (name for name, _ in model.named_modules(remove_duplicate=False))
     return f"no module is called like that: {hint(pattern, names)}"
 
@@ -312,11 +312,11 @@ def _places(model: nn.Module) -> Counter[int]:
     return Counter(id(child) for module in model.modules() for child in module._modules.values())
 
 
-def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
+def _list_trained(model: nn.Module, train: Sequence[str]) -> set[str]:
     """Return the names of the parameters in modules that are trained whole."""
     for pattern in train:
         if not any(matches(name, pattern) for name, _ in model.named_modules()):
-            raise SurgeryError(f"train={pattern!r}: {_unknown(pattern, model)}", code="name")
+            raise SurgeryError(f"train={pattern!r}: {_unknown_error(pattern, model)}", code="name")
     chosen = {  # a tied one under any of its names
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -325,7 +325,7 @@ def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
 
 
-def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
+def _share(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
     """Return a copy whose parameters are new ones in the same memory, but for those with values here."""
     result, tensors = copy_sharing(model)
     names = names_by_id(model)
@@ -345,9 +345,9 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
     return layer
 
 
-def _replaced(model: nn.Module, merged: bool) -> nn.Module:
+def _replace(model: nn.Module, merged: bool) -> nn.Module:
     """Return a plain model: the base layers, or these with the adapters folded into them."""
-    result = _shared(model)
+    result = _share(model)
     found = dict(adapted_layers(result))
     if not found:
         raise SurgeryError("the model has no adapters", code="argument")

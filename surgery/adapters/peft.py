@@ -19,7 +19,7 @@ from surgery.errors import SurgeryError
 from surgery.files.reading import open_state, read_json
 from surgery.files.whole import check_absent, replacing
 from surgery.files.writing import write
-from surgery.names import joined
+from surgery.names import join
 from surgery.states import State
 from surgery.torch_private import BatchNorm
 
@@ -86,7 +86,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "rank_pattern": {f"^{re.escape(name)}": r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {f"^{re.escape(name)}": a for name, a in alphas.items() if a != alpha},
         "target_modules": _targets(model, sorted(ranks)),
-        "modules_to_save": _saved(model, tensors, rest, settings.get("task_type")) or None,
+        "modules_to_save": _list_saved(model, tensors, rest, settings.get("task_type")) or None,
         "lora_dropout": max(dropout),
         "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
         "bias": "none",
@@ -135,7 +135,7 @@ def _check_convolutions(model: nn.Module) -> None:
             )
 
 
-def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | None) -> list[str]:
+def _list_saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | None) -> list[str]:
     """Return the modules that are trained whole.
 
     Raises SurgeryError where peft, which matches ends of names, takes others.
@@ -156,7 +156,7 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
             # As in peft, which does not escape the name: a.b is axb as well.
             taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
         elif taken:
-            keys = {joined(name, key) for key in module.state_dict()}
+            keys = {join(name, key) for key in module.state_dict()}
             taken = bool(keys) and not (name in saved and keys <= tensors.keys())
         if taken:
             raise SurgeryError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surgery.averaging import average
 from surgery.errors import SurgeryError
-from surgery.names import joined
+from surgery.names import join
 from surgery.states import State, as_state, check_same_shapes, compute_dtype
 from surgery.transfer import upload
 
@@ -116,16 +116,14 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
                 f"{name!r} is of adapters around each other (peft's target_parameters): merge them into the base",
                 code="unsupported",
             )
-        second, *magnitudes = [
-            joined(module, e.replace("*", adapter[0] if adapter else "")) for e in (end, *MAGNITUDES)
-        ]
+        second, *magnitudes = [join(module, e.replace("*", adapter[0] if adapter else "")) for e in (end, *MAGNITUDES)]
         if second not in rest:
             raise SurgeryError(f"{name!r} is there without {second!r}: an adapter has both", code="mismatch")
         adapters.setdefault(adapter[0] if adapter else None, name)
         if len(adapters) > 1 or module in found:
             other = found[module].names[0] if module in found else next(iter(adapters.values()))
             raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one", code="mismatch")
-        others = next((other for other in magnitudes if other in rest), magnitudes[0]), joined(module, "alpha")
+        others = next((other for other in magnitudes if other in rest), magnitudes[0]), join(module, "alpha")
         alpha = rest.pop(others[1]) if others[1] in rest and rest[others[1]].numel() == 1 else None
         pair = Factors((name, second), rest.pop(name), rest.pop(second), rest.pop(others[0], None), alpha, others)
         a, b = pair.a, pair.b
@@ -135,7 +133,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
-    scalars = {joined(module, "scalar") for module in found}
+    scalars = {join(module, "scalar") for module in found}
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
             f"{odd[0]!r} is no factor, or one without the other: give adapters of two factors, with both",
@@ -144,7 +142,7 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
     return found, rest
 
 
-def found_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
+def require_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
     """`factors` of a state that has adapters. Raises SurgeryError for one without."""
     found, rest = factors(tensors)
     if not found:
@@ -166,11 +164,11 @@ def check_unscaled(found: Mapping[str, Factors]) -> None:
         )
 
 
-def named(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors:
+def name_factors(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors:
     """Return the factors beside a layer, under the names that peft gives them."""
     first, second = OURS[isinstance(layer, nn.Embedding)]
-    others = joined(module, MAGNITUDE), joined(module, "alpha")
-    return Factors((joined(module, first), joined(module, second)), a, b, others=others)
+    others = join(module, MAGNITUDE), join(module, "alpha")
+    return Factors((join(module, first), join(module, second)), a, b, others=others)
 
 
 def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -179,7 +177,7 @@ def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
     """
-    return {module: len(pair.a) for module, pair in found_factors(tensors)[0].items()}
+    return {module: len(pair.a) for module, pair in require_factors(tensors)[0].items()}
 
 
 def products(tensors: Mapping[str, Tensor]) -> State:
@@ -192,7 +190,7 @@ def products(tensors: Mapping[str, Tensor]) -> State:
     """
     return {
         module: (pair.scale * pair.b.flatten(1) @ pair.a.flatten(1)).unflatten(1, pair.a.shape[1:])
-        for module, pair in found_factors(tensors)[0].items()
+        for module, pair in require_factors(tensors)[0].items()
     }
 
 
@@ -238,7 +236,7 @@ def resize(
     """
     if how not in ("svd", "truncate"):
         raise SurgeryError(f"how={how!r}: give svd or truncate", code="argument")
-    found, rest = found_factors(tensors)
+    found, rest = require_factors(tensors)
     if isinstance(rank, Mapping) and found.keys() != rank.keys():
         raise SurgeryError(f"rank is given for {sorted(rank)}, the adapters are {sorted(found)}", code="name")
     result, error = dict(rest), dict.fromkeys(found, 0.0)
@@ -248,7 +246,7 @@ def resize(
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
             raise SurgeryError(f"rank={new!r}: give a whole number of at least 1", code="argument")
         if new > len(one.a) or (how == "truncate" and new == len(one.a)):
-            a, b = _grown(one, new, generator)
+            a, b = _grow(one, new, generator)
         else:
             try:
                 a, b, lost[module] = _shrunk(one, new, how)
@@ -260,7 +258,7 @@ def resize(
     return Resized({name: result[name] for name in tensors}, error)
 
 
-def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def _grow(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     more = one.a.new_zeros(rank - len(one.a), *one.a.shape[1:])
     if generator is not None and len(more):
         bound = one.a.shape[1:].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
@@ -322,7 +320,7 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     """
     if not states:
         raise SurgeryError("there are no adapters to stack: give at least one state", code="argument")
-    split = [found_factors(tensors) for tensors in states]
+    split = [require_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
         raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's: merge and average instead", code="unsupported")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]

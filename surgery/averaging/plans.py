@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surgery.averaging.common import Reduce, Weights, reduce_tensor, weight_rows
 from surgery.errors import SurgeryError
 from surgery.plan import Index, Plan, Runs
-from surgery.plan.positions import ascending, grid, pieces, put, scattered
+from surgery.plan.positions import ascending, grid, is_scatter_faster, pieces, put
 from surgery.states import (
     Models,
     State,
@@ -206,7 +206,7 @@ def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
     values, index = found
     if values.device != slab.device:
         values = values.to(slab.device)
-    if scattered(index):
+    if is_scatter_faster(index):
         where = grid(index, slab)
         slab[where] = slab[where].add_(values, alpha=alpha)
         return

@@ -25,7 +25,7 @@ def average_stack(
     """Average models of one architecture, see `combine`."""
     models = as_stack(models)
     k = stack_size(models)
-    mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
+    mask = {} if mask is None else {name: check_mask(name, m, models) for name, m in as_stack(mask).items()}
     if mask and fallback is None:
         raise SurgeryError("a mask may leave elements uncovered: give their values as `fallback`", code="argument")
     fallback = None if fallback is None else as_state(fallback, "the fallback")
@@ -54,7 +54,7 @@ def average_stack(
     return {name: torch.stack([r[name] for r in results]) for name in models} if rows.ndim == 2 else results[0]
 
 
-def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
+def check_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
     """Return the mask of one tensor, expanded to its shape."""
     if name not in models:
         raise SurgeryError(f"the mask names {name!r}, but the stack has no such tensor", code="name")

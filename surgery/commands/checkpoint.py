@@ -15,13 +15,13 @@ from tyro.conf import Positional, arg
 from surgery.commands import flags
 from surgery.errors import SurgeryError, about, first_line
 from surgery.files import Checkpoint, check_absent, check_new, open_state, write
-from surgery.forward import call, in_mode, observed
+from surgery.forward import call, in_mode, observe
 from surgery.inspect.contents import PROVENANCE, size_text
 from surgery.lazy import LazyState, pieces_of
-from surgery.libraries import example_input, named
+from surgery.libraries import example_input, make_model
 from surgery.plan import Plan, fingerprint
 from surgery.states import load, owners, shapes_of, state
-from surgery.transformers.folders import config_json, converted, model_of, named_inputs, output_for, why_unreadable
+from surgery.transformers.folders import config_json, convert, make_inputs, model_of, output_for, why_unreadable
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
@@ -56,31 +56,31 @@ class Model:
         """True if the model is known: by its name, or by a folder's config.json."""
         return self.name is not None or (self.folder is not None and (self.folder.path / "config.json").is_file())
 
-    def built(self, module: nn.Module | None = None) -> nn.Module:
+    def build(self, module: nn.Module | None = None) -> nn.Module:
         """Build the model, or take the given one; from now on `values` have the names of `surgery.state(model)`."""
         if self.module is None:
             module = (build(self.name, self.folder) if module is None else module).eval()
             try:
                 self.values = state_for(module, self.values, str(self.path), self.name)
             except SurgeryError:
-                known = None if self.name or self.folder is None else converted(module, self.folder.path)
+                known = None if self.name or self.folder is None else convert(module, self.folder.path)
                 if known is None:
                     raise
                 self.values = LazyState({key: pieces_of(known, key) for key in known}, str(self.path))
             self.module = module
         return self.module
 
-    def loaded(self, module: nn.Module | None = None) -> nn.Module:
+    def load(self, module: nn.Module | None = None) -> nn.Module:
         """Build the model with these weights, all of which are read."""
-        net = self.built(module)
+        net = self.build(module)
         with about(str(self.path)):
             return load(net, dict(self.values))
 
     def run_arguments(self) -> dict[str, Any]:
         """Return what functions that follow the model are given: an example, and what of its output counts."""
-        example = example_for(self.built(), self.shape)
-        check_runs(self.built(), example, self.shape)
-        return {"example": example, "output": output_for(self.built())}
+        example = example_for(self.build(), self.shape)
+        check_runs(self.build(), example, self.shape)
+        return {"example": example, "output": output_for(self.build())}
 
     def source(self) -> dict[str, Any]:
         """Return what is remembered of it in what is made of it: its path, size, and a hash of its names and shapes."""
@@ -221,7 +221,7 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         checkpoint: used if there is no name.
     """
     if name is None:
-        return _described(checkpoint)
+        return _describe(checkpoint)
     called, *rest = name.split(",")
     arguments = {}
     for text in rest:
@@ -231,16 +231,16 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         arguments[key.strip()] = flags.value_of(value)
     library, _, factory = called.partition(":")
     if library in ("timm", "torchvision"):
-        return named(called, **arguments)
+        return make_model(called, **arguments)
     if not library or not factory:
         raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
-    made = flags.imported(called, "model")(**arguments)
+    made = flags.import_object(called, "model")(**arguments)
     if not isinstance(made, nn.Module):
         raise SurgeryError(f"model {called} gives a {type(made).__name__}, not a torch.nn.Module", code="argument")
     return made
 
 
-def _described(folder: Checkpoint | None) -> nn.Module:
+def _describe(folder: Checkpoint | None) -> nn.Module:
     found = None if folder is None else folder.config
     if folder is None or found is None:
         raise SurgeryError(f"the checkpoint holds tensors only: give its --model {_FORMS}", code="argument")
@@ -294,7 +294,7 @@ def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> N
         with in_mode(net, training=False):
             call(net, given)
 
-    observed(model, example, run, hint)
+    observe(model, example, run, hint)
 
 
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
@@ -302,7 +302,7 @@ def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
 
     One for an encoder and a decoder also has tokens that the decoder reads.
     """
-    if (inputs := named_inputs(model, shape)) is not None:
+    if (inputs := make_inputs(model, shape)) is not None:
         return inputs
     first = next((module for _, module, _ in owners(model)), None)
     if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:

@@ -46,7 +46,7 @@ def _change(
 ) -> None:
     """Change the model, or where it is not known, what the names of its tensors show of it."""
     if model.described:
-        changed, plan = change(model.built(), example=model.run_arguments()["example"], **depths)
+        changed, plan = change(model.build(), example=model.run_arguments()["example"], **depths)
     else:
         shapes = metas(model.values)
         if hidden := [section.name for section, known in ordered_sections(shapes).items() if not known]:

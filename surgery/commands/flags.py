@@ -13,10 +13,10 @@ import torch
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from surgery.errors import SurgeryError, explained, first_line
+from surgery.errors import SurgeryError, explain, first_line
 
 
-def listed(kind: type) -> Any:
+def make_list_reader(kind: type) -> Any:
     """Say how tyro reads numbers with commas between them."""
 
     def parse(texts: list[str]) -> tuple:
@@ -46,9 +46,9 @@ Files = Annotated[tuple[Path, ...], arg(metavar="FILE...", help_behavior_hint="(
 Share = Annotated[float, _SHARE]
 OptionalShare = Annotated[float | None, _SHARE, optional()]
 Patterns = Annotated[tuple[str, ...], arg(metavar="PATTERN"), UseAppendAction]
-Counts = Annotated[tuple[int, ...], listed(int)]
-OptionalCounts = Annotated[tuple[int, ...] | None, listed(int), optional()]
-Weights = Annotated[tuple[float, ...] | None, listed(float), optional()]
+Counts = Annotated[tuple[int, ...], make_list_reader(int)]
+OptionalCounts = Annotated[tuple[int, ...] | None, make_list_reader(int), optional()]
+Weights = Annotated[tuple[float, ...] | None, make_list_reader(float), optional()]
 Function = Annotated[str | None, optional(metavar="MODULE:FUNCTION")]
 """The name of a function of the user's own."""
 ModelName = Annotated[str | None, optional(metavar="MODEL")]
@@ -83,12 +83,12 @@ def value_of(text: str) -> Any:
         return text
 
 
-def imported(name: str, flag: str) -> Callable[..., Any]:
+def import_object(name: str, flag: str) -> Callable[..., Any]:
     """Import what a module of the user's calls so, `my_module:name`; its errors become a SurgeryError that names it.
 
     Modules are looked for in the working directory, too.
 
-    >>> imported("math:sqrt", "--score")(4)
+    >>> import_object("math:sqrt", "--score")(4)
     2.0
     """
     module, _, attribute = name.partition(":")
@@ -125,8 +125,8 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
 
 def batches_of(data: str) -> list[Any]:
     """List what a function of the user's own gives one after another."""
-    found = imported(data, "--data")()
+    found = import_object(data, "--data")()
     if not isinstance(found, Iterable):
         raise SurgeryError(f"--data {data} gives a {type(found).__name__}, not several batches", code="argument")
-    with explained(f"--data {data} fails"):
+    with explain(f"--data {data} fails"):
         return list(found)

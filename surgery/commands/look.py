@@ -58,7 +58,7 @@ def inspect(
         if width is not None or depth is not None or plot is not None:
             raise SurgeryError("--width, --depth and --plot take timm:NAME; narrow cuts checkpoints", code="argument")
         opened = Model(Path(target), model, input)
-        widths = [] if model is None else surgery.widths(opened.built(), **opened.run_arguments())
+        widths = [] if model is None else surgery.widths(opened.build(), **opened.run_arguments())
         found = contents(opened.checkpoint, widths)
         print(dumps(found) if json else contents_text(found, widths))
         return
@@ -118,7 +118,7 @@ def check(
                 "module:factory, or a folder with its config.json",
                 code="argument",
             )
-        net = opened.loaded()
+        net = opened.load()
     else:
         net = build(model).eval()
     example = example_for(net, input)

@@ -16,7 +16,7 @@ import surgery
 from surgery import merging
 from surgery.commands import flags
 from surgery.commands.checkpoint import Model, To
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 
 _MEASURED: dict[str, Callable[..., Any]] = {
     "fisher": merging.fisher,
@@ -90,12 +90,12 @@ def merge(
     if base is not None:
         inputs["base"] = Model(base)
         given["base"] = inputs["base"].values
-    with explained(f"{method} cannot be measured on --data {data}", "; give batches that the model takes"):
+    with explain(f"{method} cannot be measured on --data {data}", "; give batches that the model takes"):
         if method == "fisher":
-            measure = flags.imported(loss, "--loss") if loss else F.cross_entropy
-            given["fishers"] = [merging.fisher_information(one.loaded(), _pairs(data), loss=measure) for one in models]
+            measure = flags.import_object(loss, "--loss") if loss else F.cross_entropy
+            given["fishers"] = [merging.fisher_information(one.load(), _pairs(data), loss=measure) for one in models]
         elif method == "regmean":
-            given["grams"] = [merging.input_grams(one.loaded(), flags.batches_of(data)) for one in models]
+            given["grams"] = [merging.input_grams(one.load(), flags.batches_of(data)) for one in models]
     if method == "greedy_soup":
         given["score"] = _scorer(score, models)
     merged = function([one.values for one in models], **given)
@@ -119,7 +119,7 @@ def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to
 def method_of(name: str) -> Callable[..., Any]:
     """Return the method of a name, or one of the user's own, module:function; a SurgeryError lists what there is."""
     if ":" in name:
-        found = inspect.unwrap(flags.imported(name, "method"), stop=lambda one: one in merging.METHODS.values())
+        found = inspect.unwrap(flags.import_object(name, "method"), stop=lambda one: one in merging.METHODS.values())
         if found not in merging.METHODS.values():
             raise SurgeryError(f"{name} is no merge method: put @merging.register_method above it", code="argument")
         return found
@@ -188,12 +188,12 @@ def _pairs(data: str | None) -> list[Any]:
 
 def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str, Tensor]], float]:
     """Return the user's score of the model, or where it is not known of the state dict."""
-    function, known = flags.imported(score or "", "--score"), models[0].described
+    function, known = flags.import_object(score or "", "--score"), models[0].described
     for model in models if known else ():
-        model.built()
+        model.build()
 
     def scored(values: Mapping[str, Tensor]) -> float:
-        found = function(surgery.load(models[0].built(), dict(values)).eval() if known else dict(values))
+        found = function(surgery.load(models[0].build(), dict(values)).eval() if known else dict(values))
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError):

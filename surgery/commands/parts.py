@@ -19,7 +19,7 @@ def extract(file: Positional[flags.File], *, plan: PlanFile, to: To) -> None:
         plan: the plan, as `narrow`, `ungraft` or Plan.save write it
     """
     found, model = plan_of(plan), Model(file)
-    small = found.build(model.built()) if model.described else None
+    small = found.build(model.build()) if model.described else None
     made = {"do": "extract", "plan": str(plan)}
     to.write(found.extract(model.values), made, {"model": model}, like=model, module=small)
 
@@ -37,6 +37,6 @@ def embed(file: Positional[flags.File], *, plan: PlanFile, into: flags.OptionalF
         to.write(found.embed(model.values)[0], made, {"model": model})
         return
     large = Model(into)
-    full = large.built() if large.described else None
+    full = large.build() if large.described else None
     values = found.embed(model.values, into=large.values)[0]
     to.write(values, made, {"model": model, "into": large}, like=large, module=full)

@@ -47,7 +47,7 @@ def narrow(
     flags.check_share("--width", width)
     model = source.open()
     how: dict[str, Any] = {"keep": keep, "heads": heads, "rounding": rounding, "strict": strict}
-    small, plan = surgery.narrow(model.built(), width, **how, **model.run_arguments())
+    small, plan = surgery.narrow(model.build(), width, **how, **model.run_arguments())
     made = {"do": "narrow", "width": width, **how}
     to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)
     to.write_plan(plan)
@@ -94,7 +94,7 @@ def prune(
     target["even"] = even
     size = surgery.pruning.Target(**target)
     small, plan, _ = surgery.pruning.prune(
-        model.loaded(), target=size, importance=criterion, **how, **model.run_arguments()
+        model.load(), target=size, importance=criterion, **how, **model.run_arguments()
     )
     made = {"do": "prune", **target, "importance": importance, **how}
     to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)
@@ -126,7 +126,7 @@ def widen(
     """
     draws, model = flags.generator(seed), source.open()
     how: dict[str, Any] = {"rate": rate, "mode": mode, "noise": noise, "keep": keep, "heads": heads, "strict": strict}
-    wide, plan = surgery.widening.widen(model.loaded(), generator=draws, **how, **model.run_arguments())
+    wide, plan = surgery.widening.widen(model.load(), generator=draws, **how, **model.run_arguments())
     dtypes = metas(model.values)
     values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}
     to.write(values, {"do": "widen", **how, "seed": seed}, {"model": model}, like=model, module=wide)
@@ -160,12 +160,12 @@ def permute(
     model = source.open()
     if permutations is None:
         run = model.run_arguments()
-        scores = surgery.pruning.importance(model.loaded(), by=criterion, **run)
-        plan = _ordering(model, by=_in_checkpoints(model.built(), run, scores))
+        scores = surgery.pruning.importance(model.load(), by=criterion, **run)
+        plan = _ordering(model, by=_in_checkpoints(model.build(), run, scores))
         values = plan.extract(model.values)
     elif isinstance(given := _read(permutations), Plan):
         if model.described:
-            model.built()  # brings tied tensors under one name
+            model.build()  # brings tied tensors under one name
         plan, values = given, given.embed(model.values)[0] if inverse else given.extract(model.values)
     else:
         with about(str(permutations)):
@@ -200,14 +200,14 @@ def align(
         raise SurgeryError(f"--by {by} {'takes no' if data else 'needs'} --data, a function", code="argument")
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)
-    net, run, batches = model.loaded(), model.run_arguments(), flags.batches_of(data) if data else []
+    net, run, batches = model.load(), model.run_arguments(), flags.batches_of(data) if data else []
     with tqdm(desc="align", unit="width", delay=2, leave=False, disable=None) as bar:
 
         def progress(done: int, of: int) -> None:
             bar.total = of
             bar.update(done - bar.n)
 
-        models = [other.loaded(clone(net)), net]
+        models = [other.load(clone(net)), net]
         _, (_, orders), _ = surgery.symmetry.align(
             models, by=by, batches=batches, starts=starts, generator=draws, progress=progress, **run
         )
@@ -222,7 +222,7 @@ def align(
 def _criterion_of(name: str, flag: str) -> Any:
     """Return the name of a criterion, or a function of the user's own, module:function."""
     if ":" in name:
-        return flags.imported(name, flag)
+        return flags.import_object(name, flag)
     if name not in get_args(Importance):
         choice = ", ".join(get_args(Importance))
         reason = f" ({name} needs batches of data: use it from Python)" if name in OF_DATA else ""
@@ -234,7 +234,7 @@ def _criterion_of(name: str, flag: str) -> Any:
 
 def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) -> Plan:
     """Return the plan of `surgery.symmetry.permute`; SurgeryError if a checkpoint cannot hold what it makes."""
-    _, plan = surgery.symmetry.permute(model.built(), orders, **by, **model.run_arguments())
+    _, plan = surgery.symmetry.permute(model.build(), orders, **by, **model.run_arguments())
     if plan.edits:  # the model's class would make these again, in the old order
         edit = plan.edits[0]
         raise SurgeryError(

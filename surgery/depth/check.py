@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from surgery.copying import clone
 from surgery.depth.sections import Section
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import arguments, in_mode, observed, tensors_in
+from surgery.forward import arguments, in_mode, observe, tensors_in
 from surgery.names import is_inside
 
 
@@ -63,7 +63,7 @@ class _Skips(TorchFunctionMode):
 _SAME = ("clone", "contiguous", "detach", "reshape", "view")  # functions whose results stand for what they take
 
 
-def watched(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) -> Pass:
+def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) -> Pass:
     """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
 
     Args:
@@ -80,13 +80,13 @@ def watched(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) ->
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in place:
                 module.register_forward_hook(lambda _, args, out, name=name: skips.note(place[name], name, out))
-        args, kwargs = uncached(copy, given)
+        args, kwargs = without_cache(copy, given)
         with in_mode(copy, training=False), skips:
             outputs = tensors_in(copy(*args, **kwargs))
         computed = not all(tensor.is_meta for tensor in outputs)
         return Pass([tuple(tensor.shape) for tensor in outputs], calls, skips.found, computed)
 
-    return observed(model, example, watch).found
+    return observe(model, example, watch).found
 
 
 def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]) -> None:
@@ -126,7 +126,7 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
-def uncached(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
+def without_cache(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
     """Return what to call a model with for an example so that it keeps no cache, which is longer for more layers."""
     args, kwargs = arguments(example)
     return args, {**kwargs, "use_cache": False} if "use_cache" in _parameters(model)[len(args) :] else kwargs

@@ -13,7 +13,7 @@ from torch import nn
 
 from surgery.depth.sections import Section
 from surgery.depth.splice import is_list
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, join
 from surgery.plain import is_settings
 
 Key = tuple[str, str]  # a module's name, and an attribute of it or of an object that it holds: "config.num_layers"
@@ -21,7 +21,7 @@ _COUNTING = {"num", "n", "nb", "number", "of", "hidden"}
 _COUNTED = {"layer", "layers", "block", "blocks", "depth", "depths"}
 
 
-def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]) -> dict[Key, Any]:
+def recount_blocks(model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]) -> dict[Key, Any]:
     """Return the new values of attributes that count blocks, or list something for each block.
 
     Such an attribute belongs to a module around the section, or to an object that modules hold, such as a
@@ -36,7 +36,7 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
     >>> class Net(nn.Module):
     ...     def __init__(self): super().__init__(); self.n_layer, self.layers = 1, nn.ModuleList([nn.Linear(2, 2)])
     >>> section = Section("layers", ("layers.0",))
-    >>> recounted(Net(), [section], {section: [0, 0, 0]})
+    >>> recount_blocks(Net(), [section], {section: [0, 0, 0]})
     {('', 'n_layer'): 3}
     """
     lists = _whole_lists(model, found, kept)
@@ -57,13 +57,16 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
                 continue
             if isinstance(value, list | tuple) and list(value) == [len(section.blocks) for section in depths]:
                 new: Any = [len(kept.get(section, section.blocks)) for section in depths]
-            elif len(mine := _counted(attribute, value, holder, served, about, lists, parts)) == 1 and mine[0] in kept:
+            elif (
+                len(mine := _find_counted(attribute, value, holder, served, about, lists, parts)) == 1
+                and mine[0] in kept
+            ):
                 new = len(kept[mine[0]]) if isinstance(value, int) else [value[place] for place in kept[mine[0]]]
             else:
                 continue
             new = new if isinstance(value, int) else type(value)(new)
             if new != value:
-                changes[module, joined(path, attribute)] = new
+                changes[module, join(path, attribute)] = new
     return changes
 
 
@@ -73,7 +76,7 @@ def _whole_lists(
     """Return the lists that hold blocks of a section that changes among others, and which entries stay."""
     whole = {}
     for parent in dict.fromkeys(block.rpartition(".")[0] for section in kept for block in section.blocks):
-        entries = tuple(joined(parent, name) for name in model.get_submodule(parent)._modules)
+        entries = tuple(join(parent, name) for name in model.get_submodule(parent)._modules)
         inside = [section for section in found if {*section.blocks} < {*entries}]
         often = {b: list(kept[s]).count(i) for s in inside if s in kept for i, b in enumerate(s.blocks)}
         if often and is_list(model.get_submodule(parent)):
@@ -89,7 +92,7 @@ def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
     )
 
 
-def _counted(
+def _find_counted(
     attribute: str,
     value: Any,
     holder: Any,
@@ -219,7 +222,7 @@ def numbers(model: nn.Module, section: Section) -> dict[str, list[list[str]]]:
             paths = []
         if paths:
             numbered[attribute] = [
-                [joined(b, path) if path else b for path in those] for b, those in zip(section.blocks, paths)
+                [join(b, path) if path else b for path in those] for b, those in zip(section.blocks, paths)
             ]
     return numbered
 
@@ -229,7 +232,7 @@ def _ascend(values: Sequence[int | None]) -> bool:
     return first is not None and [*values] == [*range(first, first + len(values))]
 
 
-def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[str, str], int]:
+def renumber(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[str, str], int]:
     """Return by (module, attribute) the numbers that change when sections change their depth.
 
     Blocks of other sections are numbered on where they were numbered on before.
@@ -239,11 +242,13 @@ def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[
         for attribute, modules in numbers(model, section).items():
             for names, by in zip(modules, shift.blocks):
                 moves.update({(name, attribute): by for name in names})
-            moves.update({(n, attribute): shift.later for n in _numbered_on(model, section, modules[-1][0], attribute)})
+            moves.update(
+                {(n, attribute): shift.later for n in _find_numbered(model, section, modules[-1][0], attribute)}
+            )
     return {(name, key): getattr(model.get_submodule(name), key) + by for (name, key), by in moves.items() if by}
 
 
-def _numbered_on(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
+def _find_numbered(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
     """Yield the modules after the section whose numbers go on from that of one in its last block."""
     value = last = getattr(model.get_submodule(last_module), attribute)
     passed = False

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from surgery.copying import refuse_scripted
-from surgery.depth.check import check_cached, check_depth, check_skips, watched
-from surgery.depth.constants import numbers, recounted
+from surgery.depth.check import check_cached, check_depth, check_skips, watch_run
+from surgery.depth.constants import numbers, recount_blocks
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
 from surgery.depth.splice import is_list, prefix_of
 from surgery.depth.tree import as_module, is_sequential
@@ -18,7 +18,7 @@ from surgery.states import State, state, tensors
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 
 
-def checked(model: nn.Module | State) -> nn.Module:
+def check_model(model: nn.Module | State) -> nn.Module:
     """Return the model as a module; SurgeryError for one that cannot be taken apart (scripted, lazy, quantised)."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
@@ -159,7 +159,7 @@ def ways_to(
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
     """
     holder = model.get_submodule(section.name.partition("#")[0])
-    counted = bool(recounted(model, found, {section: kept}))
+    counted = bool(recount_blocks(model, found, {section: kept}))
     sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
     last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
     resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
@@ -186,13 +186,13 @@ def first_that_runs(
         kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
     grown = [section for section, places in kept.items() if len(places) > len(section.blocks)]
-    before = watched(root, example, grown) if example is not None else None
+    before = watch_run(root, example, grown) if example is not None else None
 
     def attempt(ways: Mapping[Section, Way]) -> Changed:
         made = make(ways)
         if before is not None:
             try:
-                after = watched(made[0], example, grown)
+                after = watch_run(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
                 raise SurgeryError(f"another depth of {changed}: {error}; keep the depth", code="depth") from error

@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor, nn
 
 from surgery.copying import copy_sharing, replace_tensors
-from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.constants import Shift, numbers, recount_blocks, renumber
 from surgery.depth.depths import (
     Kept,
     Way,
+    check_model,
     check_order,
-    checked,
     depths_by_section,
     first_that_runs,
     origins_of,
@@ -23,7 +23,7 @@ from surgery.depth.sections import Section, ordered_sections
 from surgery.depth.splice import copies_of, drop, insert
 from surgery.errors import SurgeryError
 from surgery.hooks import followers
-from surgery.names import joined, outwards
+from surgery.names import join, outwards
 from surgery.plan import Plan, Source, structure
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
 from surgery.states import State, shapes_of, tensors
@@ -93,7 +93,7 @@ def graft(
         raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity", code="argument")
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
         raise SurgeryError("mode='identity' runs the model: give a module, and example=...", code="argument")
-    root = checked(model)
+    root = check_model(model)
     known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats
     for section, depth in depths_by_section(model, [*known], depths):
@@ -117,16 +117,14 @@ def graft(
     if not isinstance(model, nn.Module):
         return tensors(made.model), Plan(found, shapes, dtypes=dtypes)
     undo = [*made.undo]
-    for edit in _followed(model, made.model, origins):
+    for edit in _follow(model, made.model, origins):
         value = attribute_of(made.model, edit["module"], edit["attribute"])
         undo.append({**edit, "value": value})
         apply_edit(made.model, edit)
     return made.model, Plan(found, shapes, tuple(undo), structure(made.model), dtypes)
 
 
-def _followed(
-    before: nn.Module, after: nn.Module, kept: Mapping[Section, Sequence[int]]
-) -> Iterator[Mapping[str, Any]]:
+def _follow(before: nn.Module, after: nn.Module, kept: Mapping[Section, Sequence[int]]) -> Iterator[Mapping[str, Any]]:
     """Yield edits after which a model of another depth says what it is."""
     moves = [(len(section.blocks), places) for section, places in kept.items()]
     for follower in followers(after):
@@ -157,10 +155,10 @@ def _deeper(
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
     more = {section: len(origins[section]) - len(section.blocks) for section in ways}
     recount = {section: origins[section] for section in ways if ways[section].recount}
-    changed = renumbered(
+    changed = renumber(
         root, {s: Shift([origins[s].index(i) - i for i in range(len(s.blocks))], n) for s, n in more.items()}
     )
-    changed |= recounted(root, found, recount) if recount else {}
+    changed |= recount_blocks(root, found, recount) if recount else {}
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
         for name, attribute in changed
@@ -224,7 +222,7 @@ def ungraft(
     """
     if stands_for not in ("equal", "corner", "none"):
         raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none", code="argument")
-    root = checked(model)
+    root = check_model(model)
     known = ordered_sections(model, example)
     full = tensors(root)
     shapes = shapes_of(full)
@@ -259,7 +257,7 @@ def ungraft(
         return plan.build(root), plan
 
     small, plan = first_that_runs(root, [*known], kept, example, attempt)
-    edits = list(_followed(model, small, kept))
+    edits = list(_follow(model, small, kept))
     for edit in edits:
         apply_edit(small, edit)
     return small, plan.with_edits((*plan.edits, *edits)) if edits else plan
@@ -297,7 +295,7 @@ def _without(
     }
     recount = {section: places for section, places in left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}
-    changed = renumbered(root, shifts) | (recounted(root, found, recount) if recount else {})
+    changed = renumber(root, shifts) | (recount_blocks(root, found, recount) if recount else {})
     for (name, attribute), value in changed.items():
         if (now := names.get(id(modules[name]))) is not None:
             edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})
@@ -318,7 +316,7 @@ def _warn_of_numbered(root: nn.Module, kept: Mapping[Section, Sequence[int]]) ->
                     _log.warning(
                         "%s has as many positions as section %r has blocks, and stays as it is: if each block reads "
                         "its own, blocks that move up read others'",
-                        joined(name, key),
+                        join(name, key),
                         section.name,
                     )
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from surgery.copying import clone, plain_tensors
-from surgery.depth.check import uncached
+from surgery.depth.check import without_cache
 from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
-from surgery.forward import Uses, tensors_in, varied
-from surgery.names import joined
+from surgery.forward import Uses, tensors_in, vary
+from surgery.names import join
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
@@ -48,10 +48,10 @@ def zero_branches(
             a norm, as in post-norm transformers, or with a weight that is never zero, as under spectral_norm; if its
             zeros have no gradient, as before a ReLU that ends a branch.
     """
-    args, kwargs = uncached(model, example)
+    args, kwargs = without_cache(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
         raise SurgeryError("mode='identity' compares outputs: move the model off the meta device", code="values")
-    args, kwargs = varied((args, kwargs))
+    args, kwargs = vary((args, kwargs))
     expected = clone(model).eval()(*args, **kwargs)
     names = {id(module): name for name, module in deeper.named_modules()}
     trial = clone(deeper).eval()
@@ -79,7 +79,7 @@ def zero_branches(
                 f"copies of {name!r} with zeros for {min(still)!r} have no gradient (a ReLU ends it, say): {way}",
                 code="depth",
             )
-        if unused := _unused(copies[0], blocks, every) - zero:
+        if unused := _find_unused(copies[0], blocks, every) - zero:
             zero |= unused
             _log.warning(
                 "the example does not use %s of %s, so they are zero in its copies, and may not learn: give an example "
@@ -119,7 +119,7 @@ def _never_zero(block: nn.Module) -> list[str]:
             key for key in plain_tensors(module) if any(part.startswith(f"{key}_") for part in module._parameters)
         ]
         computed = module.parametrizations if parametrize.is_parametrized(module) else hooked
-        weights += [joined(path, key) for key in computed if getattr(module, key).any()]
+        weights += [join(path, key) for key in computed if getattr(module, key).any()]
     return weights
 
 
@@ -136,7 +136,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
     """Run a block for its outputs that equal inputs (None if the first does not), and for all of its outputs."""
     first = next(iter(tensors_in((args, kwargs))))
 
-    def drawn(which: int) -> Call:
+    def draw(which: int) -> Call:
         """Return the arguments with random numbers for the first tensor, which goes through all blocks.
 
         None below 0 if the example has none (after a ReLU, say).
@@ -155,7 +155,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
     draws = range(1 + _DRAWS * first.is_floating_point())
 
     def equal(which: int) -> set[int]:
-        given = drawn(which)
+        given = draw(which)
         before = copy.deepcopy(given)
         inputs = (before[0][0] if isinstance(before[0][0], tuple) else before[0]) if args else tensors_in(before[1])
         return {i for i, (output, old) in enumerate(zip(outputs(given), inputs)) if _close(output, old)}
@@ -163,11 +163,11 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
     same = set.intersection(*map(equal, draws))
 
     def equal_ones() -> list[Tensor]:
-        found = map(outputs, map(drawn, draws))
+        found = map(outputs, map(draw, draws))
         return [tensor for each in found for tensor in tensors_in([each[i] for i in sorted(same)])]
 
     def every() -> list[Tensor]:
-        return [tensor for which in draws for tensor in tensors_in(outputs(drawn(which)))]
+        return [tensor for which in draws for tensor in tensors_in(outputs(draw(which)))]
 
     return equal_ones if 0 in same else None, every
 
@@ -215,7 +215,7 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
     return set(names) - moving if gradients else set()
 
 
-def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
+def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
     """Return the parameters of a block, other than zeros, that change nothing of what `run` runs.
 
     They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.forward import call, in_mode, observe, tensors_in
 from surgery.torch_private import Watch, memory, tree_leaves
 
 
@@ -29,7 +29,7 @@ def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> lis
             call(copy, given)
         return [flow.in_order(row) for row in rows]
 
-    return observed(model, example, watch).found if rows else []
+    return observe(model, example, watch).found if rows else []
 
 
 class _Flow(Watch):
@@ -76,9 +76,9 @@ class _Flow(Watch):
         run = [name for name in row if name in self._entries]
         if not run or (len(run) == 1 and len(row) > 1):
             return None
-        return all(self._joined(a, b) or self._joined(b, a) for a, b in pairwise(run))
+        return all(self._reads_from(a, b) or self._reads_from(b, a) for a, b in pairwise(run))
 
-    def _joined(self, before: str, block: str) -> bool:
+    def _reads_from(self, before: str, block: str) -> bool:
         sources = self._entries[block]
         return sources is None or before in sources
 

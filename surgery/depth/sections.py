@@ -11,7 +11,7 @@ from surgery.copying import refuse_compiled
 from surgery.depth.order import follow
 from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential
 from surgery.errors import SurgeryError
-from surgery.names import is_inside, joined, outwards
+from surgery.names import is_inside, join, outwards
 from surgery.states import State, owners, shapes_of, tensors
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -113,7 +113,7 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
     parent, kinds = search.parent(section.blocks[0]), {search.kind(name) for name in section.blocks}
     found = []
     for key, module in search.modules[parent]._modules.items():
-        place, name = joined(parent, key), first_names.get(id(module))
+        place, name = join(parent, key), first_names.get(id(module))
         if name is None or name == place or not (search.container(parent) or key[-1].isdigit()):
             continue
         elsewhere = search.parent(name) != parent and search.kind(name) in kinds
@@ -144,7 +144,7 @@ class _Search:
         self._sizes: dict[str, int] = {}
 
     def sections(self) -> list[Section]:
-        found = self.found()
+        found = self.find()
         order = {name: i for i, name in enumerate(self.modules)}
         found.sort(key=lambda blocks: order[blocks[0]])
         parents = [self.parent(blocks[0]) for blocks in found]
@@ -187,7 +187,9 @@ class _Search:
             if isinstance(self.modules[child], Skip):
                 continue
             fits = self.composite(child) and child not in self.beside
-            if group and not (fits and self.kind(child) == self.kind(group[-1]) and self._numbered(group[-1], child)):
+            if group and not (
+                fits and self.kind(child) == self.kind(group[-1]) and self._are_numbered(group[-1], child)
+            ):
                 yield group
                 group = []
             if fits:
@@ -195,25 +197,25 @@ class _Search:
         if group:
             yield group
 
-    def _numbered(self, a: str, b: str) -> bool:
+    def _are_numbered(self, a: str, b: str) -> bool:
         """Return whether two children are members of one list, or attributes whose names differ by a number."""
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
     def children(self, parent: str) -> Iterator[str]:
         for child, module in self.modules[parent].named_children():
-            name = joined(parent, child)
+            name = join(parent, child)
             if name in self.modules:
                 yield from self.children(name) if isinstance(module, Chain) else [name]
 
-    def found(self) -> list[list[str]]:
+    def find(self) -> list[list[str]]:
         """Return the blocks of each section.
 
         Prefer declared blocks; fall back on structure when they do not fit together.
 
         (Some models declare whole stages as blocks.)
         """
-        declared = self.declared(declared_blocks(self.model))
+        declared = self.group_declared(declared_blocks(self.model))
         if any(map(self.has_joined, declared)):
             found = declared
         else:
@@ -276,7 +278,7 @@ class _Search:
             return bool(module._modules) and all(child.isdigit() for child in module._modules)
         return isinstance(module, _CONTAINERS)
 
-    def declared(self, names: list[str]) -> list[list[str]]:
+    def group_declared(self, names: list[str]) -> list[list[str]]:
         """Return the named modules that are composite, grouped by parent. Chains count as their blocks."""
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
@@ -322,10 +324,10 @@ class _Search:
         if any(isinstance(m, nn.Sequential) and type(m).forward is not nn.Sequential.forward for m in around):
             return False  # it may concatenate, as dense stages do
         first, last = widths(module)
-        return first == last is not None and not strided(module)
+        return first == last is not None and not has_stride(module)
 
     def twins(self, a: str, b: str) -> bool:
-        return self._signature(a) == self._signature(b) and not strided(self.modules[b])
+        return self._signature(a) == self._signature(b) and not has_stride(self.modules[b])
 
     def _signature(self, name: str) -> Any:
         if name not in self._signatures:
@@ -352,7 +354,7 @@ def _exact(value: Any) -> bool:
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
-def strided(block: nn.Module) -> bool:
+def has_stride(block: nn.Module) -> bool:
     """Return whether anything in the block but an attention, which may have fewer keys, has a stride."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)

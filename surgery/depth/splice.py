@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.tree import Chain, Part, is_sequential, returns_several
 from surgery.errors import SurgeryError
-from surgery.names import joined
+from surgery.names import join
 from surgery.plain import is_settings
 from surgery.plan.edits import apply_edit
 
@@ -24,14 +24,14 @@ def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -
     block = model.get_submodule(name)
     inside = set(block.modules())
     outside = [module for module in model.modules() if module not in inside]
-    tied = {id(tensor) for tensor in _registered(outside)}
+    tied = {id(tensor) for tensor in _list_tensors(outside)}
     settings = {id(value): value for module in outside for value in vars(module).values() if is_settings(value)}
     copies = []
     for _ in range(count):
         copy, originals = copy_sharing(block, settings)
         values = {key: t.detach().clone() for key, t in originals.items() if key not in tied}
         replace_tensors(copy, values, originals)
-        for new, old in zip(_registered(copy.modules()), _registered(block.modules())):
+        for new, old in zip(_list_tensors(copy.modules()), _list_tensors(block.modules())):
             if id(old) in origin:
                 origin[id(new)] = origin[id(old)]
         copies.append(copy)
@@ -96,12 +96,12 @@ def drop(model: nn.Module, names: Sequence[str], shrink: bool) -> tuple[list[dic
         if isinstance(owner, Chain) and len(children) == len(owner):
             more, gone = drop(model, [parent], shrink)
             edits += more
-            skipped |= {joined(parent, children[-1])} if gone else set()
+            skipped |= {join(parent, children[-1])} if gone else set()
             continue
         for child in children:
             edit = _drop_child(model, parent, child, shrink)
             edits += edit
-            skipped |= {joined(parent, child)} if edit and edit[0]["do"] == "skip" else set()
+            skipped |= {join(parent, child)} if edit and edit[0]["do"] == "skip" else set()
         if isinstance(owner, Chain) and len(owner) == 1:
             edits.append({"do": "unchain", "module": parent, "keep": 1})
             apply_edit(model, edits[-1])
@@ -117,7 +117,7 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
     if shrink or isinstance(owner, Chain):
         edit = {"do": "remove", "module": parent, "first": position, "count": 1}
     else:
-        name, block = joined(parent, child), owner._modules[child]
+        name, block = join(parent, child), owner._modules[child]
         if runs_nothing(block):
             raise SurgeryError(
                 f"{name!r} is only a list, which no identity can replace: give the model's input as example=...",
@@ -144,7 +144,7 @@ def runs_nothing(block: nn.Module) -> bool:
     return type(block).forward is nn.Module.forward and not isinstance(block, Part)
 
 
-def _registered(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+def _list_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     for module in modules:
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
 

@@ -20,16 +20,16 @@ class Chain(nn.Sequential):
         out, inputs = None, (x, *args)
         for block in self:
             before, named = (
-                tuple(map(_copied_list, inputs)),
-                {key: _copied_list(value) for key, value in kwargs.items()},
+                tuple(map(_copy_list, inputs)),
+                {key: _copy_list(value) for key, value in kwargs.items()},
             )
             out = block(*inputs, **kwargs)
-            inputs = passed_on(out, tuple(map(_as_before, inputs, before)))
+            inputs = pass_on(out, tuple(map(_as_before, inputs, before)))
             kwargs = {key: _as_before(value, named[key]) for key, value in kwargs.items()}
         return out
 
 
-def _copied_list(value: Any) -> Any:
+def _copy_list(value: Any) -> Any:
     return list(value) if type(value) is list else value
 
 
@@ -38,7 +38,7 @@ def _as_before(value: Any, before: Any) -> Any:
     return before if type(value) is list and len(value) != len(before) else value
 
 
-def passed_on(out: Any, inputs: tuple) -> tuple:
+def pass_on(out: Any, inputs: tuple) -> tuple:
     """Return the inputs of a chain's next block.
 
     If a block returns several values, those like its inputs replace these.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.experts.mixtures import Mixture, mixtures
 from surgery.forward import named_tensors
-from surgery.names import is_inside, joined, matches, outwards
+from surgery.names import is_inside, join, matches, outwards
 from surgery.plan import Edit, Plan, Source
 from surgery.rows import count_edits, keep_rows, plan_of_rows, tensors_along
 from surgery.states import names_by_id, state
@@ -62,9 +62,9 @@ def keep(
     (Linear(in_features=4, out_features=2, bias=True), 2, True)
     """
     found = mixtures(model, experts=experts)
-    kept = [(one, _kept(one, asked, scores)) for one, asked in _asked(found, keep, "keep")]
+    kept = [(one, _choose_kept(one, asked, scores)) for one, asked in _resolve(found, keep, "keep")]
     plan = _plan(model, kept)
-    return plan.built(model), plan
+    return plan.build_unchecked(model), plan
 
 
 def merge(
@@ -103,10 +103,10 @@ def merge(
     True
     """
     found = mixtures(model, experts=experts)
-    grouped = [(one, _grouped(model, one, asked, scores)) for one, asked in _asked(found, groups, "groups")]
+    grouped = [(one, _group(model, one, asked, scores)) for one, asked in _resolve(found, groups, "groups")]
     plan = _plan(model, [(one, [first for first, *_ in own]) for one, own in grouped])
     full = state(model)
-    small = plan.built(model)
+    small = plan.build_unchecked(model)
     means = state(small)  # in the small model's own tensors
     for one, own in grouped:
         axes = {name: axis for name, (_, axis) in tensors_along(model, one.axes).items()}
@@ -122,7 +122,7 @@ def merge(
     return small, plan
 
 
-def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
+def _resolve(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
     """Return the mixtures to cut, each with its request; SurgeryError if a pattern matches no mixture."""
     by_name = asked if isinstance(asked, Mapping) else {"*": asked}
     names = [one.name for one in found]
@@ -152,7 +152,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _kept(one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[int]:
+def _choose_kept(one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[int]:
     """Return the experts that stay, in ascending order."""
     if _is_count(asked):
         if not 1 <= asked <= one.size or asked % one.groups:
@@ -191,11 +191,11 @@ def _check_router(one: Mixture, kept: Sequence[int]) -> None:
         )
 
 
-def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
+def _group(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
     """Return the members of each group, the highest score first; groups are sorted by their first member."""
     score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
     if _is_count(asked):
-        best = _kept(one, asked, scores)
+        best = _choose_kept(one, asked, scores)
         router = [(getattr(model.get_submodule(module), key).detach(), axis) for module, key, axis in one.router]
         rows = torch.cat([t.double().movedim(axis, 0).flatten(1).cpu() for t, axis in router if t.ndim == 2], 1)
         like = nn.functional.cosine_similarity(rows[:, None], rows[best], dim=2)
@@ -246,7 +246,7 @@ def _plan(model: nn.Module, kept: Sequence[tuple[Mixture, Sequence[int]]]) -> Pl
         entries |= rows
         edits += slices
         for holder in one.lists:
-            gone = [joined(holder, key) for key in [*modules[holder]._modules][len(numbers) :]]
+            gone = [join(holder, key) for key in [*modules[holder]._modules][len(numbers) :]]
             for name in [name for name in entries if any(is_inside(name, expert) for expert in gone)]:
                 del entries[name]
             for place, number in enumerate(numbers):

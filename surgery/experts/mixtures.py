@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
-from surgery.names import hint, is_inside, joined, matches, outwards
+from surgery.names import hint, is_inside, join, matches, outwards
 from surgery.plan import structure
 from surgery.states import shapes_of
 
@@ -119,7 +119,7 @@ def _holders(model: nn.Module, pattern: str | None) -> dict[str, int]:
     return found
 
 
-def _fused(model: nn.Module, holder: str, size: int) -> list[tuple[str, str]]:
+def _find_fused(model: nn.Module, holder: str, size: int) -> list[tuple[str, str]]:
     module = model.get_submodule(holder)
     if isinstance(module, _LISTS):
         return []
@@ -137,10 +137,10 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
     """Return the tensors of a router in a module, and their axes of experts; none if no matrix is among them."""
     inner = model.get_submodule(around)
     lists = [holder for holder in holders if isinstance(model.get_submodule(holder), _LISTS)]
-    experts = {place for holder, count in holders.items() for place in _fused(model, holder, count)}
+    experts = {place for holder, count in holders.items() for place in _find_fused(model, holder, count)}
     found, weighs = [], False
     for (module, key), tensor in named_tensors(inner):
-        full, path = joined(around, module).removesuffix("."), joined(module, key)
+        full, path = join(around, module).removesuffix("."), join(module, key)
         is_counter = not module and key in inner._buffers
         if (
             (full, key) in experts
@@ -154,10 +154,10 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
         if key in ("weight", "bias"):
             axes = [axis for axis in axes if axis == 0]
         if not (axes or tensor.is_floating_point() or is_counter or tensor.numel() < 2):
-            raise SurgeryError(f"routing by a table, {joined(full, key)}, is not supported", code="unsupported")
+            raise SurgeryError(f"routing by a table, {join(full, key)}, is not supported", code="unsupported")
         if len(axes) > 1:
             raise SurgeryError(
-                f"two axes of {joined(full, key)} have {size} positions: which is the experts' is not known",
+                f"two axes of {join(full, key)} have {size} positions: which is the experts' is not known",
                 code="ambiguous",
             )
         if axes:
@@ -185,7 +185,7 @@ def _mixture(model: nn.Module, name: str, own: list[str], holders: dict[str, int
     size = sizes.pop()
     router = _router(model, name, size, holders)
     lists = tuple(holder for holder in own if isinstance(model.get_submodule(holder), _LISTS))
-    fused = tuple(place for holder in own for place in _fused(model, holder, size))
+    fused = tuple(place for holder in own for place in _find_fused(model, holder, size))
     places = [place for module in (*(module for module, *_ in router), *own) for place in outwards(module)]
     near = {model.get_submodule(place): None for place in (*places, name) if is_inside(place, name)}
     greedy = any(getattr(module, "topk_method", "") == "greedy" for module in near)

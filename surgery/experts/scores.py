@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 from surgery.experts.mixtures import Mixture, experts_of, mixtures
-from surgery.forward import as_batches, call, copied, in_mode, tensors_in
+from surgery.forward import as_batches, call, copy_tensors, in_mode, tensors_in
 
 
 def norm(model: nn.Module, *, experts: str | None = None) -> dict[str, Tensor]:
@@ -62,8 +62,8 @@ def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None =
     seen = [_Seen(twin, one) for one in mixtures(twin, experts=experts)]
     with in_mode(twin, training=False, own_draws=False):
         for number, batch in enumerate(batches):
-            with explained(f"{type(model).__name__} does not run on batches[{number}]"):
-                call(twin, copied(batch))
+            with explain(f"{type(model).__name__} does not run on batches[{number}]"):
+                call(twin, copy_tensors(batch))
     return {one.mixture.name: one.shares() for one in seen}
 
 
@@ -86,7 +86,7 @@ class _Seen:
         """Count the numbers of experts that are given to fused ones."""
         given = [t for t in tensors_in((args, kwargs)) if t.dtype in (torch.int32, torch.int64) and t.ndim > 1]
         if given:
-            self.indices += self._counted(given[0])
+            self.indices += self._tally(given[0])
 
     def _count(self, number: int) -> Any:
         def count(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -100,14 +100,14 @@ class _Seen:
         given = tensors_in(output)
         whole = [t for t in given if t.dtype in (torch.int32, torch.int64) and t.shape[-1] == self.mixture.chosen]
         if whole:
-            self.routed += self._counted(whole[0])
+            self.routed += self._tally(whole[0])
         scores = [t for t in given if t.is_floating_point() and t.ndim and t.shape[-1] == self.mixture.size]
         if scores:
             flat = scores[0].detach().double().cpu().flatten(0, -2) if scores[0].ndim > 1 else scores[0].cpu()[None]
             k = self.mixture.chosen
-            self.likely += self._counted(flat.topk(k).indices) if 0 < k <= self.mixture.size else flat.softmax(1).sum(0)
+            self.likely += self._tally(flat.topk(k).indices) if 0 < k <= self.mixture.size else flat.softmax(1).sum(0)
 
-    def _counted(self, indices: Tensor) -> Tensor:
+    def _tally(self, indices: Tensor) -> Tensor:
         flat = indices.detach().flatten().cpu()
         return flat[flat < self.mixture.size].bincount(minlength=self.mixture.size).double()
 

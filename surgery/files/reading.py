@@ -114,7 +114,7 @@ def open_state(path: str | Path) -> Checkpoint:
         if not path.is_file():
             raise SurgeryError(f"{path}: there is no such file or folder", code="file")
         if path.name.endswith(".index.json"):
-            return _sharded(path, path)
+            return _read_shards(path, path)
         if path.suffix == ".safetensors":
             return _safetensors(path)
         if path.suffix in TORCH:
@@ -131,12 +131,12 @@ def _folder(path: Path) -> Checkpoint:
     if len(found) > 1:
         raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one", code="ambiguous")
     if found[0].name.endswith(".index.json"):
-        return _sharded(found[0], path)
+        return _read_shards(found[0], path)
     inside = open_state(found[0])
     return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (found[0],))
 
 
-def _sharded(index: Path, path: Path) -> Checkpoint:
+def _read_shards(index: Path, path: Path) -> Checkpoint:
     found = read_json(index)
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict):
@@ -210,7 +210,7 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
     What DistributedDataParallel and torch.compile put before every name is left out.
     """
-    found = _loaded(path)
+    found = _load(path)
     for key in _WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
@@ -242,7 +242,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
         raise SurgeryError(f"{path}: {name!r} {tuple(most.shape)} repeats its storage: clone it", code="file")
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     """Return what torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
     with open(path, "rb") as file:
         beginning = file.read(2)

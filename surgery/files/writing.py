@@ -100,7 +100,7 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     text += b" " * (-len(text) % 8)
     with open(path, "wb", buffering=0) as file:
         _all(file, memoryview(len(text).to_bytes(8, "little") + text))
-        for slab in _computed(pieces[name] for name in order):
+        for slab in _compute(pieces[name] for name in order):
             _all(file, as_bytes(slab.cpu()).numpy().data)
             progress(slab.nbytes)
 
@@ -110,7 +110,7 @@ def _all(file: BinaryIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _computed(every: Iterable[Pieces]) -> Iterator[Tensor]:
+def _compute(every: Iterable[Pieces]) -> Iterator[Tensor]:
     """Yield all slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
 
     torch's own threads would wait for each other at every operation, since operations on slabs are short.

@@ -90,7 +90,7 @@ def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
     """List layers in their order, those of a section under its title; equal blocks that follow each other once."""
     for section, inside in groupby(lines, key=lambda line: line.section):
         if section is None:
-            yield from _cut(f"  {line.name or '(the model itself)'}  {line.text}" for line in _padded(list(inside)))
+            yield from _cut(f"  {line.name or '(the model itself)'}  {line.text}" for line in _pad(list(inside)))
             continue
         yield f"  {titles[section]}"
         blocks = [list(block) for _, block in groupby(inside, key=lambda line: line.block)]
@@ -101,14 +101,14 @@ def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
             yield "  ".join(filter(None, [f"    {label}", f"{len(same)} alike" * (len(same) > 1), same[0][0].remark]))
             if same[0][0].remark != "dropped":
                 inner = [line._replace(name=_inner(line)[0]) for line in same[0]]
-                yield from _cut(f"      {line.name}  {line.text}" for line in _padded(inner))
+                yield from _cut(f"      {line.name}  {line.text}" for line in _pad(inner))
 
 
 def _inner(line: Line) -> tuple[str, str]:
     return line.name[len(line.block or "") :].removeprefix("."), line.text
 
 
-def _padded(lines: Sequence[Line]) -> list[Line]:
+def _pad(lines: Sequence[Line]) -> list[Line]:
     wide = max(len(line.name) for line in lines)
     return [line._replace(name=f"{line.name:{wide}}") for line in lines]
 
@@ -136,11 +136,11 @@ def widths_table(widths: Sequence[Width]) -> Iterator[str]:
     yield f"{'coupled widths':25}tensors  name"
     alike: dict[tuple, list[Width]] = {}
     for width in widths:
-        alike.setdefault((width.size, width.kept, width.reason, *map(_starred, _tensors(width))), []).append(width)
+        alike.setdefault((width.size, width.kept, width.reason, *map(_star, _tensors(width))), []).append(width)
     for (size, kept, reason, *tensors), same in alike.items():
         if not reason:
             sizes, times = f"{size:6}{f' -> {kept}' if kept != size else ''}", f"{len(same)} x" if len(same) > 1 else ""
-            name = _starred(same[0].name) if len(same) > 1 else same[0].name
+            name = _star(same[0].name) if len(same) > 1 else same[0].name
             yield from _cut([f"{sizes:18}{times:>6}{len(tensors):8}  {name}"])
     staying = [width for width in widths if width.reason]
     yield from ["what stays"] * bool(staying)
@@ -156,10 +156,10 @@ def _tensors(width: Width) -> list[str]:
     return list(dict.fromkeys(name for name, _ in width.members))
 
 
-def _starred(name: str) -> str:
+def _star(name: str) -> str:
     """Write `*` for the first number of a name.
 
-    >>> _starred("blocks.3.attn.0.weight:0")
+    >>> _star("blocks.3.attn.0.weight:0")
     'blocks.*.attn.0.weight:0'
     """
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", name, count=1)

@@ -71,7 +71,9 @@ def draw(report: Report, path: str | Path) -> None:
     if not found:
         raise SurgeryError(f"{report.model} has no layer with a matrix to draw", code="unsupported")
     axis = {row.before.name: _output_axis(row) for row in report.layers}
-    packed = in_rows(coupled(report, [bar.name for bar in found], {bar.name: axis[bar.layer] for bar in found}))[:_ROWS]
+    packed = in_rows(list_coupled(report, [bar.name for bar in found], {bar.name: axis[bar.layer] for bar in found}))[
+        :_ROWS
+    ]
     heights = [0.12 + 0.13 * len(packed), 5.2]
     figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(found))), sum(heights)), layout="constrained")
     above, axes = figure.subplots(2, sharex=True, height_ratios=heights)
@@ -188,7 +190,7 @@ def _title(report: Report) -> str:
     return f"{', '.join(what)}\n{sizes}, {work}"
 
 
-def coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, int]) -> list[Coupled]:
+def list_coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, int]) -> list[Coupled]:
     """List the widths that two or more layers share, the longest first.
 
     Args:
@@ -198,7 +200,7 @@ def coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, int]) -
     >>> from torch import nn
     >>> from surgery.inspect.report import report_of
     >>> net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1))
-    >>> for one in coupled(report_of(net, shape=[2]), ["0", "1", "2"], {"0": 0, "1": 0, "2": 0}): print(one)
+    >>> for one in list_coupled(report_of(net, shape=[2]), ["0", "1", "2"], {"0": 0, "1": 0, "2": 0}): print(one)
     Coupled(size=4, makes=(0,), reads=(1,), stays=False)
     Coupled(size=4, makes=(1,), reads=(2,), stays=False)
     """

@@ -16,7 +16,7 @@ from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import Section, sections
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import in_mode, observed
+from surgery.forward import in_mode, observe
 from surgery.libraries import example_input
 from surgery.memory import shortage
 from surgery.names import is_inside
@@ -198,7 +198,7 @@ def report_of(
     """
     example = example_input(model) if shape is None else _example(shape)
     steps = steps or Steps()
-    problem, before = _measured(model, example, steps)
+    problem, before = _measure(model, example, steps)
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}", code="run")
     runs_on = None if problem else example
@@ -218,7 +218,7 @@ def report_of(
         if width is not None:
             small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
-    failed, after = _measured(changed, example, steps) if changed is not model else ("", None)
+    failed, after = _measure(changed, example, steps) if changed is not model else ("", None)
     kinds = [type(model.get_submodule(section.blocks[0])).__name__ for section in found]
     return Report(
         name or type(model).__name__,
@@ -260,11 +260,11 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size]:
+def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size]:
     """Return why the model does not run, or "", and its size."""
     values, problem, macs = state(model), "", None
     try:  # on the meta device if possible, where nothing is computed
-        seen = steps("counting operations", lambda: observed(model, example[:1], count_macs))
+        seen = steps("counting operations", lambda: observe(model, example[:1], count_macs))
         macs = seen.found if seen else None
     except Exception as error:  # a forward pass may raise anything
         size, reason = "x".join(map(str, example.shape[1:])), first_line(error.__cause__ or error)

@@ -12,7 +12,7 @@ from surgery.depth.sections import ordered_sections, sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
 from surgery.merging.driver import check_patterns
-from surgery.names import is_inside, joined, matches
+from surgery.names import is_inside, join, matches
 from surgery.plan import Plan, Source
 from surgery.states import State, as_state, load
 
@@ -103,7 +103,7 @@ def passthrough(
         if len(set(chosen)) < len(chosen):
             raise SurgeryError(f"section {name!r} repeats a block: list its model twice instead", code="argument")
     check_order(skeleton, known, [section for section in known if section.name in blocks], blocks, example)
-    resized, names = _resized(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
+    resized, names = _resize(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
     shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
     now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
     now |= {section.name: section.blocks for section in sections(resized, example=example)}
@@ -125,7 +125,7 @@ def passthrough(
     return (result if any(isinstance(one, LazyState) for one in models) else dict(result)), plan
 
 
-def _resized(
+def _resize(
     skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
 ) -> tuple[Any, dict[str, str]]:
     """Return the first model with so many blocks in its sections, and where each tensor comes from by name."""
@@ -148,6 +148,6 @@ def _source(name: str, names, blocks: Blocks, now, places, outside: Mapping[str,
     for section, chosen in blocks.items():
         for (k, i), block in zip(chosen, now[section]):
             if is_inside(name, block):
-                return joined(str(k), places[k][section][i] + name.removeprefix(block))
+                return join(str(k), places[k][section][i] + name.removeprefix(block))
     k = next((k for pattern, k in outside.items() if matches(name, pattern)), 0)
     return f"{k}.{names[name]}"

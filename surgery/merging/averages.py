@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, pieces_of
-from surgery.merging.driver import ByName, Group, Kernel, Weights, checked, merged, switch, within
+from surgery.merging.driver import ByName, Group, Kernel, Weights, check_models, merge_tensors, switch, within
 from surgery.merging.parts import combination
 from surgery.states import Models, State, stack_size
 
@@ -33,7 +33,7 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     def mean(group: Group, normalize: bool) -> Reader:
         return combination(group, group.shares() if normalize else group.weights)
 
-    return merged(mean, models, weights=weights, settings={"normalize": (normalize, True)})
+    return merge_tensors(mean, models, weights=weights, settings={"normalize": (normalize, True)})
 
 
 class Soup(NamedTuple):
@@ -65,7 +65,7 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
     >>> greedy_soup(models, score=lambda state: -abs(state["w"].item() - 2))[1:]
     ([1, 0], -0.5, [-2.0, -1.0, -7.0])
     """
-    states, _ = checked(models)
+    states, _ = check_models(models)
 
     def scored(state: Any) -> float:
         value = float(score(state))
@@ -216,7 +216,7 @@ def _by_measures(
             return combination(group, shares)
         return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **own)
 
-    result = merged(mean, models, weights=weights, settings=settings)
+    result = merge_tensors(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
         raise SurgeryError(f"{len(measures)} models have {what}, {count} are merged: give one each", code="argument")

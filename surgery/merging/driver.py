@@ -105,7 +105,7 @@ class Group:
             )
         return [weight / total for weight in self.weights]
 
-    def merged(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
+    def merge(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
         """Return the tensor that a method makes of these, in the shape and dtype of `like`."""
         lock, prepared = Lock(), []  # what the method needs to know of the whole, since the first reading
 
@@ -146,7 +146,7 @@ class Group:
         return Pieces(like.shape, like.dtype, read, like.device)
 
 
-def merged(
+def merge_tensors(
     kernel: Kernel,
     models: Models,
     *,
@@ -170,7 +170,7 @@ def merged(
     Returns:
         A state of the first model's dtypes; a lazy one if a model or the base is lazy.
     """
-    states, base = checked(models, base)
+    states, base = check_models(models, base)
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
         raise SurgeryError(
@@ -190,7 +190,7 @@ def merged(
         own = {setting: of_tensor(name, *value) for setting, value in settings.items()}
         first = pieces_of(states[0], name)
         is_mask = is_pruning_mask(name, states[0])
-        entries[name] = group.same_mask(first) if is_mask else group.merged(kernel, own, first)
+        entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, own, first)
     result = LazyState(entries)
     lazy = any(isinstance(values, LazyState) for values in (*states, base))
     return result if lazy else {name: result[name] for name in names}
@@ -209,7 +209,9 @@ def group_of(
     return Group(name, tensors, own, places, None if base is None else pieces_of(base, name), whose)
 
 
-def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
+def check_models(
+    models: Models, base: Base | None = None
+) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
     """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
     if isinstance(models, LazyState | nn.Module):
         raise SurgeryError("one model cannot be merged: give a list, or surgery.stack of them", code="argument")

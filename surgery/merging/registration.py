@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 from surgery.lazy import LazyState, Pieces, Reader
-from surgery.merging.driver import Group, merged
+from surgery.merging.driver import Group, merge_tensors
 from surgery.states import Models, State
 
 METHODS: dict[str, Callable[..., Any]] = {}
@@ -82,7 +82,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
         def make() -> Tensor:
             values = [group.value(i, 0, size).reshape(shape).clone() for i in range(len(group.tensors))]
             base = None if group.base is None else group.origin(0, size).reshape(shape).clone()
-            with explained(f"{name} fails on {group.name!r}"):
+            with explain(f"{name} fails on {group.name!r}"):
                 result = function(values, **settings, **({"base": base} if "base" in takes else {}))
             is_tensor = isinstance(result, Tensor)
             if not is_tensor or tuple(result.shape) != tuple(shape) or result.is_complex():
@@ -93,7 +93,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
                 raise SurgeryError(f"{name} gives NaN or infinity for {group.name!r}: mend it", code="values")
             return result
 
-        return Pieces.computed(shape, group.dtype, make).read
+        return Pieces.from_function(shape, group.dtype, make).read
 
     @wraps(function)
     def method(models: Models, *more: Any, **given: Any) -> State | LazyState:
@@ -108,7 +108,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
         settings = {one.name: one.default for one in keywords if one.name != "base"} | given
         if needs_base and settings.get("base") is None:
             raise SurgeryError(f"{name} needs a base: give the model that was fine-tuned as base=...", code="argument")
-        return merged(
+        return merge_tensors(
             kernel,
             models,
             base=settings.get("base"),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merging.driver import Base, ByName, Group, Weights, merged, needed, number, within
+from surgery.merging.driver import Base, ByName, Group, Weights, merge_tensors, needed, number, within
 from surgery.merging.parts import combination, gram
 from surgery.states import Models, State
 
@@ -38,7 +38,7 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight
     within("t", t, 0, 1)
     number("straight", straight, 0, 1)
     weights = {name: [1 - at, at] for name, at in t.items()} if isinstance(t, Mapping) else [1 - t, t]
-    return merged(partial(_slerp, straight), models, base=base, weights=weights, method="slerp", exactly=2)
+    return merge_tensors(partial(_slerp, straight), models, base=base, weights=weights, method="slerp", exactly=2)
 
 
 def _slerp(straight: float, group: Group) -> Reader:
@@ -75,7 +75,7 @@ def multislerp(models: Models, *, weights: Weights = None, base: Base | None = N
     >>> multislerp([{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
     {'w': tensor([1.4142, 1.4142])}
     """
-    return merged(partial(_spherical, _one_step), models, base=base, weights=weights)
+    return merge_tensors(partial(_spherical, _step), models, base=base, weights=weights)
 
 
 def karcher(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
@@ -97,7 +97,7 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
     >>> karcher([{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
     {'w': tensor([1.4142, 1.4142])}
     """
-    return merged(partial(_spherical, _center), models, base=base, weights=weights)
+    return merge_tensors(partial(_spherical, _center), models, base=base, weights=weights)
 
 
 def _spherical(direction, group: Group) -> Reader:
@@ -119,7 +119,7 @@ def _spherical(direction, group: Group) -> Reader:
     return combination(group, coefficients.tolist())
 
 
-def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
+def _step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     """Return the weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
@@ -129,7 +129,7 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
 
 def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     """Return the Karcher mean of unit vectors as coefficients of the vectors, by steps of the mean of logarithms."""
-    mean = _one_step(cosines, shares, name)
+    mean = _step(cosines, shares, name)
     for _ in range(_STEPS):
         near = (cosines @ mean).clamp(-1, 1)
         angles = near.acos()
@@ -163,7 +163,7 @@ def model_stock(models: Models, *, base: Base) -> State | LazyState:
     >>> model_stock(models, base={"w": torch.zeros(2)})
     {'w': tensor([0., 0.])}
     """
-    return merged(_stock, models, base=needed(base), method="model_stock", least=2)
+    return merge_tensors(_stock, models, base=needed(base), method="model_stock", least=2)
 
 
 def _stock(group: Group) -> Reader:

@@ -20,9 +20,9 @@ from surgery.merging.driver import (
     ForEach,
     Group,
     Weights,
-    checked,
+    check_models,
     group_of,
-    merged,
+    merge_tensors,
     needed,
     rows_of,
     switch,
@@ -74,12 +74,12 @@ def _task_vectors(
 
         def read(start: int, stop: int) -> Tensor:
             deltas = [vector(start, stop) for vector in vectors]
-            total = elected(deltas, group.weights, normalize) if elect else _added(deltas, weights)
+            total = elect_sign(deltas, group.weights, normalize) if elect else _add(deltas, weights)
             return total.mul_(scale).add_(group.origin(start, stop))
 
         return read
 
-    return merged(kernel, models, base=needed(base), weights=weights, settings=settings)
+    return merge_tensors(kernel, models, base=needed(base), weights=weights, settings=settings)
 
 
 def of_model(value: float | Sequence[float], k: int) -> float:
@@ -87,20 +87,20 @@ def of_model(value: float | Sequence[float], k: int) -> float:
     return value[k] if isinstance(value, list | tuple) else value  # type: ignore[return-value]
 
 
-def _added(deltas: list[Tensor], weights: list[float]) -> Tensor:
+def _add(deltas: list[Tensor], weights: list[float]) -> Tensor:
     total = torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights):
         total.add_(delta, alpha=weight)
     return total
 
 
-def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
+def elect_sign(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
     """Return the weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
 
-    >>> elected([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
+    >>> elect_sign([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
     tensor([3., 2.])
     """
-    sign = _added(deltas, weights).sign_()
+    sign = _add(deltas, weights).sign_()
     total, share = torch.zeros_like(sign), torch.zeros_like(sign)
     for delta, weight in zip(deltas, weights):
         agrees = (delta * sign) > 0
@@ -169,7 +169,7 @@ def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
 
 def _limits(models: Models, base: Base, weights: Weights, density: float) -> dict[int, Tensor | float]:
     """For each model that counts the smallest magnitude that is kept of its whole task vector."""
-    states, base = checked(models, needed(base))
+    states, base = check_models(models, needed(base))
     rows = rows_of(weights, len(states), states[0])
     result: dict[int, Tensor | float] = {}
     for k in range(len(states)):
@@ -213,11 +213,11 @@ def dare(
     [0.0, 2.0]
     """
     within("density", density, 0, 1, open_low=True, each=True)
-    sparse = partial(_dropped, seed=_seed(seed), rescale=switch("rescale", rescale))
+    sparse = partial(_drop, seed=_seed(seed), rescale=switch("rescale", rescale))
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
 
-def _dropped(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
+def _drop(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
     def read(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)
         stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) < density
@@ -360,7 +360,7 @@ def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyStat
     {'w': tensor([2., 1.])}
     """
     settings = {"select": (within("select", select, 0, 1, open_low=True), 1.0)}
-    return merged(_sce, models, base=needed(base), settings=settings)
+    return merge_tensors(_sce, models, base=needed(base), settings=settings)
 
 
 def _sce(group: Group, select: float) -> Reader:
@@ -421,4 +421,4 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
         return read
 
     settings = {"t": (within("t", t, 0, math.inf), 0.0)}
-    return merged(kernel, models, base=needed(base), method="nearswap", exactly=1, settings=settings)
+    return merge_tensors(kernel, models, base=needed(base), method="nearswap", exactly=1, settings=settings)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from surgery.depth.tree import Chain, Skip
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import join
 from surgery.plain import is_like, is_plain
-from surgery.plan.positions import as_index, selected, take
+from surgery.plan.positions import as_index, shape_at, take
 
 
 def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
@@ -37,9 +37,9 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
     """
     path, _, last = attribute.rpartition(".")
     holder = _child(model, module)
-    owner = functools.reduce(_held, path.split("."), holder) if path else holder
+    owner = functools.reduce(_read_stored, path.split("."), holder) if path else holder
     _refuse_unless_plain(holder, module, attribute, value)
-    setattr(owner, last, _like(_held(owner, last), value))
+    setattr(owner, last, _like(_read_stored(owner, last), value))
 
 
 def _child(model: nn.Module, name: str) -> Any:
@@ -66,7 +66,7 @@ def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: A
         raise refused(", which torch keeps there for itself: the plan was not made by this package")
     kind = getattr(type(owner), last, None)
     stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
-    if last.startswith("__") or not stored or not is_plain(old := _held(owner, last)):
+    if last.startswith("__") or not stored or not is_plain(old := _read_stored(owner, last)):
         raise refused(", which is no number, text or truth value there: the plan is not of this model")
     if not is_plain(value):
         raise refused(": an attribute becomes a number, a text, a truth value or a list of them", to=True)
@@ -79,10 +79,10 @@ _TORCH_ATTRIBUTES = vars(nn.Module()).keys()
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
     """Return the value of an attribute that `set_attribute` sets."""
-    return functools.reduce(_held, attribute.split("."), model.get_submodule(module))
+    return functools.reduce(_read_stored, attribute.split("."), model.get_submodule(module))
 
 
-def _held(owner: Any, name: str) -> Any:
+def _read_stored(owner: Any, name: str) -> Any:
     """Return an attribute from storage, since a configuration may raise for one that differs between layers."""
     return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
@@ -91,7 +91,7 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
     """Take positions, in any order, of a tensor that is not in the state: a non-persistent buffer or an attribute."""
     owner = model.get_submodule(module)
     tensor, ranges = getattr(owner, attribute), as_index(index)
-    selected(joined(module, attribute), ranges, tuple(tensor.shape))
+    shape_at(join(module, attribute), ranges, tuple(tensor.shape))
     setattr(owner, attribute, take(tensor, ranges))
 
 
@@ -99,7 +99,7 @@ def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
     """Fill a tensor that is not in the state with a number, such as a scale that follows a width."""
     tensor = getattr(model.get_submodule(module), attribute)
     if isinstance(tensor, nn.Parameter) or type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"{joined(module, attribute)} is trained, or {value!r} is no number")
+        raise TypeError(f"{join(module, attribute)} is trained, or {value!r} is no number")
     filled = torch.full_like(tensor, value)
     for (owner, last), other in list(named_tensors(model)):  # the tensor may have several names
         if other is tensor:

@@ -84,18 +84,18 @@ def _is_setting(name: str, is_argument: bool) -> bool:
 def _arguments(cls: type) -> frozenset[str]:
     """Return the names of the constructor's arguments, of a class and of all classes that it inherits from."""
     constants = {name for base in cls.__mro__ for name in vars(base).get("__constants__", ())}
-    return frozenset(constants.union(*map(_own_arguments, cls.__mro__)))
+    return frozenset(constants.union(*map(_list_arguments, cls.__mro__)))
 
 
 @functools.cache
 def _torch_defaults(cls: type) -> dict[str, Any]:
     """Return the default values of the arguments of torch's constructors among those of a class."""
     torch_classes = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] == "torch"]
-    return {name: default for base in torch_classes for name, default in _own_arguments(base).items()}
+    return {name: default for base in torch_classes for name, default in _list_arguments(base).items()}
 
 
 @functools.cache
-def _own_arguments(cls: type) -> dict[str, Any]:
+def _list_arguments(cls: type) -> dict[str, Any]:
     """Return the arguments of the constructor that a class itself defines, with their defaults."""
     init = vars(cls).get("__init__")
     parameters = list(inspect.signature(init).parameters.values())[1:] if hasattr(init, "__code__") else []

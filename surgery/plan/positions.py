@@ -33,13 +33,13 @@ def as_runs(positions: Iterable[int]) -> Runs:
     >>> as_runs([0, 1, 2, 5, 6]), as_runs([3, 1, 2]), as_runs([0, 0])
     (((0, 3), (5, 7)), ((3, 4), (1, 3)), ((0, 1), (0, 1)))
     """
-    return merged((p, p + 1) for p in map(operator.index, positions))
+    return merge_ranges((p, p + 1) for p in map(operator.index, positions))
 
 
-def merged(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_ranges(runs: Iterable[tuple[int, int]]) -> Runs:
     """Join each range that continues the one before it. The order stays.
 
-    >>> merged([(0, 2), (2, 3), (5, 6)])
+    >>> merge_ranges([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
     """
     result: list[tuple[int, int]] = []
@@ -74,7 +74,7 @@ def as_index(index: Iterable) -> Index:
     return tuple([None if runs is None else as_tuples(runs) for runs in index])
 
 
-def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
+def shape_at(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the elements at an index of a tensor; SurgeryError if the index does not fit the shape."""
     if len(index) != len(shape):
         raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}", code="plan")
@@ -97,7 +97,7 @@ def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
     result = []
     for first, second, size in zip(outer, inner, shape):
         if first is None or second is None:
-            runs = merged(second or first or ((0, size),))
+            runs = merge_ranges(second or first or ((0, size),))
         else:
             outer_positions = positions(first)
             runs = as_runs(outer_positions[p] for p in positions(second))
@@ -152,7 +152,7 @@ def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
     tensor([2., 0., 0., 1.])
     """
     small, index = ascending(small, index, lead)
-    if scattered(index):
+    if is_scatter_faster(index):
         full[grid(index, full, lead)] = small.to(full)
         return
     for place, piece in pieces(full, small, index, lead):
@@ -200,7 +200,7 @@ def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator
         offset += length
 
 
-def scattered(index: Index) -> bool:
+def is_scatter_faster(index: Index) -> bool:
     """Return whether one scatter takes less time than a view for each piece of the index."""
     return math.prod(len(runs) for runs in index if runs is not None) > _MANY
 

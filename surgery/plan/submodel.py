@@ -35,7 +35,7 @@ from surgery.plan.positions import (
     overlapping,
     put,
     repeats,
-    selected,
+    shape_at,
     take,
 )
 from surgery.states import Stack, State, as_state, check_same_shapes, shapes_of, state, tensors
@@ -101,7 +101,7 @@ class Plan:
             for source in sources:
                 if source.name not in self.shapes:
                     raise SurgeryError(f"{name!r} is read from {source.name!r}, which is not there", code="plan")
-                sizes.add(selected(source.name, source.index, self.shapes[source.name]))
+                sizes.add(shape_at(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}", code="plan")
         targets = [source.name for sources in self.entries.values() for source in sources]
@@ -145,7 +145,7 @@ class Plan:
     @cached_property
     def small_shapes(self) -> dict[str, tuple[int, ...]]:
         """The small model's shapes by state name."""
-        return {name: selected(s[0].name, s[0].index, self.shapes[s[0].name]) for name, s in self.entries.items()}
+        return {name: shape_at(s[0].name, s[0].index, self.shapes[s[0].name]) for name, s in self.entries.items()}
 
     @cached_property
     def parts(self) -> dict[str, list[tuple[str, Index]]]:
@@ -183,7 +183,7 @@ class Plan:
         small = {}
         for name, (first, *_) in self.entries.items():
             source = full.pieces(first.name)
-            part = Pieces.computed(self.small_shapes[name], source.dtype, partial(read, name), source.device)
+            part = Pieces.from_function(self.small_shapes[name], source.dtype, partial(read, name), source.device)
             small[name] = source if is_whole(first.index) else part
         return LazyState(small)
 
@@ -228,8 +228,8 @@ class Plan:
 
         full, mask = {}, {}
         for target, shape in self.shapes.items():
-            full[target] = Pieces.computed(shape, known[target].dtype, partial(write, target, 0))
-            mask[target] = Pieces.computed(shape, torch.bool, partial(write, target, 1))
+            full[target] = Pieces.from_function(shape, known[target].dtype, partial(write, target, 0))
+            mask[target] = Pieces.from_function(shape, torch.bool, partial(write, target, 1))
             if into is None and len(parts := self.parts[target]) == 1 and is_whole(parts[0][1]):
                 full[target] = pieces_of(small, parts[0][0])
         return LazyState(full), LazyState(mask)
@@ -331,9 +331,9 @@ class Plan:
                 "settings (heads, groups, strides, ...): give one from the same constructor",
                 code="plan",
             )
-        return self.built(full)
+        return self.build_unchecked(full)
 
-    def built(self, full: nn.Module) -> nn.Module:
+    def build_unchecked(self, full: nn.Module) -> nn.Module:
         """Do the same as `build`, without its checks: for the model that the plan was made from."""
         held = tensors(full)
         with torch.no_grad():

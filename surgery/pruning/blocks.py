@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.depth.sections import sections
-from surgery.errors import SurgeryError, explained
-from surgery.forward import as_batches, call, check_runs, copied, tensors_in
+from surgery.errors import SurgeryError, explain
+from surgery.forward import as_batches, call, check_runs, copy_tensors, tensors_in
 
 
 def score_blocks(
@@ -52,12 +52,12 @@ def score_blocks(
     if loss is not None:
 
         def mean(what: str) -> float:
-            with explained(f"loss(model, batch) fails {what}"), torch.no_grad():
+            with explain(f"loss(model, batch) fails {what}"), torch.no_grad():
                 return sum(float(loss(twin, batch)) for batch in batches) / len(batches)
 
         full = mean("for the full model")
         for name in [name for name in names if influence[name] < torch.inf]:
-            handle = twin.get_submodule(name).register_forward_hook(_left_out, with_kwargs=True)
+            handle = twin.get_submodule(name).register_forward_hook(_leave_out, with_kwargs=True)
             influence[name] = mean(f"without {name!r}") - full
             handle.remove()
     return {section.name: torch.tensor([influence[block] for block in section.blocks]) for section in found}
@@ -81,14 +81,14 @@ def _influences(model: nn.Module, names: list[str], batches: list[Any]) -> dict[
 
     handles = [model.get_submodule(n).register_forward_hook(note(n), with_kwargs=True) for n in names]
     for number, batch in enumerate(batches):
-        with explained(f"{type(model).__name__} does not run on batches[{number}]"), torch.no_grad():
-            call(model, copied(batch))
+        with explain(f"{type(model).__name__} does not run on batches[{number}]"), torch.no_grad():
+            call(model, copy_tensors(batch))
     for handle in handles:
         handle.remove()
     return {name: sum(values) / len(values) if values else torch.inf for name, values in seen.items()}
 
 
-def _left_out(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+def _leave_out(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
     """Return a block's input in the place of its output."""
     first = tensors_in((args, kwargs))[0]
     return (first, *output[1:]) if isinstance(output, tuple) else first

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from surgery.copying import clone, plain_tensors
-from surgery.errors import explained
-from surgery.forward import call, copied, in_mode
-from surgery.names import is_inside, joined
+from surgery.errors import explain
+from surgery.forward import call, copy_tensors, in_mode
+from surgery.names import is_inside, join
 from surgery.width.solve import Atom, Solution, atoms, named_widths
 
 Key = tuple[str, str]
@@ -105,9 +105,9 @@ class _Add:
         setattr(module, self.attribute, getattr(module, self.attribute) + zeros)
 
 
-def computed(model: nn.Module, example: Any) -> Computed:
+def find_computed(model: nn.Module, example: Any) -> Computed:
     """Find the weights of a model that are computed from parameters. Without any, the model itself is used."""
-    hooked, parametrized = dict(_hooked(model)), dict(_parametrized(model))
+    hooked, parametrized = dict(_find_hooked(model)), dict(_find_parametrized(model))
     adapters = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
     result = Computed(model, {}, {}, {}, {})
     if not hooked and not parametrized and not adapters:
@@ -126,28 +126,28 @@ def computed(model: nn.Module, example: Any) -> Computed:
             zeros = _Zeros(getattr(layer, attribute))
         parametrize.register_parametrization(layer, attribute, zeros, unsafe=True)
         last = len(layer.parametrizations[attribute]) - 1
-        result.keys[name, attribute] = joined(name, f"parametrizations.{attribute}.{last}"), "zeros"
+        result.keys[name, attribute] = join(name, f"parametrizations.{attribute}.{last}"), "zeros"
         result.parts.update(dict.fromkeys(parts, (name, attribute)))
     with in_mode(twin, training=False):
         if hooked:  # hooks compute their weights in a forward pass
-            with explained(f"{type(model).__name__} does not run on the example"):
-                call(twin, copied(example))
+            with explain(f"{type(model).__name__} does not run on the example"):
+                call(twin, copy_tensors(example))
         for name, attribute in result.keys:
             result.values[name, attribute] = getattr(twin.get_submodule(name), attribute).detach()
         for name, _ in adapters:
-            key = joined(name, "base_layer"), "weight"
+            key = join(name, "base_layer"), "weight"
             total, weight = _with_adapter(twin.get_submodule(name))
             result.keys.setdefault(key, key)  # a base may be parametrized itself
             result.values[key] = weight.detach()
             if total is not weight:
                 result.ratios[key] = (total / weight).nan_to_num(0, 0, 0).detach()
             inner = (n for n, _ in model.get_submodule(name).named_parameters() if not is_inside(n, "base_layer"))
-            keys = (joined(name, n).rpartition(".") for n in inner)
+            keys = (join(name, n).rpartition(".") for n in inner)
             result.parts.update({(module, attribute): key for module, _, attribute in keys})
     return result._replace(model=twin)
 
 
-def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
+def _find_hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
     """Yield the weights that hooks compute, and their parameters.
 
     Such hooks are the masks of torch's prune, and the old weight_norm and spectral_norm.
@@ -159,14 +159,12 @@ def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
                 yield (name, attribute), [(name, part) for part in parts]
 
 
-def _parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
+def _find_parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
     """Yield the weights that parametrizations compute, and their parameters."""
     for name, module in model.named_modules():
         for attribute in module.parametrizations if parametrize.is_parametrized(module) else ():
-            inside = joined(name, f"parametrizations.{attribute}")
-            inner = (
-                joined(inside, n).rpartition(".") for n, _ in module.parametrizations[attribute].named_parameters()
-            )
+            inside = join(name, f"parametrizations.{attribute}")
+            inner = (join(inside, n).rpartition(".") for n, _ in module.parametrizations[attribute].named_parameters())
             yield (name, attribute), [(owner, part) for owner, _, part in inner]
 
 
@@ -184,11 +182,11 @@ def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
     """Return the sum of a layer's weight and its adapter's product, and the weight that the layer computes with."""
     before = layer.base_layer.weight
     if hasattr(layer, "change"):
-        from surgery.adapters.layer import changed, is_transposed  # a model that has such a layer has imported it
+        from surgery.adapters.layer import add_change, is_transposed  # a model that has such a layer has imported it
 
-        total = changed(before, layer.change())
+        total = add_change(before, layer.change())
         magnitude, turned = layer.lora_magnitude_vector, is_transposed(layer.base_layer)
-        return total, total if magnitude is None else changed(before, layer.change(), magnitude, turned)
+        return total, total if magnitude is None else add_change(before, layer.change(), magnitude, turned)
     used = [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
     total = before + sum(layer.get_delta_weight(name) for name in used)
     if not any(getattr(layer, "use_dora", {}).get(name) for name in used):

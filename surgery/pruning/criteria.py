@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 from surgery.forward import as_batches, check_runs, named_tensors
-from surgery.names import joined
-from surgery.pruning.computed import Computed, Key, as_parameters, computed
+from surgery.names import join
+from surgery.pruning.computed import Computed, Key, as_parameters, find_computed
 from surgery.states import as_real
 from surgery.width.replay import read_batch
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths, occurrences, onto_atoms, solve
-from surgery.width.trace import traced, traced_in_place, unfused
+from surgery.width.trace import trace_in_place, trace_model, unfuse
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
 OF_DATA = ("taylor", "fisher", "activation")
@@ -90,18 +90,18 @@ def importance(
         solution, found = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
     else:
-        weights = computed(model, example)
-        solution = solve(traced(weights.model, example, output).found)
+        weights = find_computed(model, example)
+        solution = solve(trace_model(weights.model, example, output).found)
         names = weights.names(solution)
         if is_pruner(by):
             found = pruner_scores(model, weights.solution(solution), by, weights)
         else:
             criterion = _of_copies(by) if callable(by) else _criterion(weights, by, batches, loss)
-            found = _summed(weights, solution, criterion, called(by))
+            found = _sum(weights, solution, criterion, name_of(by))
     scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
         if not values.isfinite().all():
-            raise SurgeryError(f"{called(by)} gives {name!r} scores that are not finite", code="values")
+            raise SurgeryError(f"{name_of(by)} gives {name!r} scores that are not finite", code="values")
     return scores
 
 
@@ -120,10 +120,10 @@ def check_criterion(by: Any) -> None:
         raise SurgeryError(f"there is no criterion {by!r}: {way_out}", code="argument")
 
 
-def called(by: Any) -> str:
+def name_of(by: Any) -> str:
     """Return what errors call a criterion: the function's name.
 
-    >>> called(importance), called("l1"), called(None)
+    >>> name_of(importance), name_of("l1"), name_of(None)
     ('importance', 'l1', 'None')
     """
     return (
@@ -136,20 +136,20 @@ def _of_copies(function: Criterion) -> Criterion:
     return lambda name, rows, axis: function(name, rows.clone(), axis)
 
 
-def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
+def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
     """Return the sum over all axes of all parameters of the scores along them; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
     scores: dict[Atom, Tensor] = {}
-    for key, tensor in scored(weights):
-        name, tensor_axes = joined(*key), solution.tensors[weights.keys.get(key, key)]
+    for key, tensor in find_scored(weights):
+        name, tensor_axes = join(*key), solution.tensors[weights.keys.get(key, key)]
         whole = solution.tensors[weights.keys[weights.parts[key]]] if key in weights.parts else ()
         counted = {atom for axis in whole for atom in atoms(axis)}
         for position, axis in enumerate(tensor_axes):
             if counted and counted.issuperset(atoms(axis)):
                 continue
-            with explained(f"{by} fails for axis {position} of {name!r}"), torch.no_grad():
+            with explain(f"{by} fails for axis {position} of {name!r}"), torch.no_grad():
                 values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
             if values is None:
                 continue
@@ -167,7 +167,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
     return scores
 
 
-def scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
+def find_scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
     """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
@@ -183,15 +183,15 @@ def _criterion(
     weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """Return the function that a criterion's name stands for."""
-    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in scored(weights)}
+    model, shapes = weights.model, {join(*key): tensor.shape for key, tensor in find_scored(weights)}
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"the criterion {by!r} needs `loss`, a function of a model and a batch", code="argument")
         found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
-        found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
+        found |= {join(*key): found[join(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
-            found[joined(*key)] *= ratio if by == "taylor" else ratio.square()
+            found[join(*key)] *= ratio if by == "taylor" else ratio.square()
 
         def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
             if by == "taylor" and name in vectors:
@@ -203,7 +203,7 @@ def _criterion(
         return products
     if by == "bn_scale":
         norms = [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        scales = {joined(name, "weight") for name in norms}
+        scales = {join(name, "weight") for name in norms}
         if not scales & shapes.keys():
             raise SurgeryError(f"{type(model).__name__} has no batch norm: take another criterion", code="unsupported")
         return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
@@ -226,7 +226,7 @@ def _gradients(
     total = [torch.zeros_like(as_real(p), dtype=torch.float32) for p in parameters]
     for number, batch in enumerate(batches):
         with torch.enable_grad():
-            with explained(f"loss(model, batches[{number}]) fails"):
+            with explain(f"loss(model, batches[{number}]) fails"):
                 value = loss(twin, batch)
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise SurgeryError(
@@ -261,8 +261,8 @@ def read_activations(
                         scores[atom] = scores.get(atom, 0) + weight * part
 
     twin, products = clone(model), SUMS | {"scaled_dot_product_attention"}
-    with unfused():
-        solution = solve(traced_in_place(model, example, output))
+    with unfuse():
+        solution = solve(trace_in_place(model, example, output))
         for number, batch in enumerate(batches):
             where = f"batches[{number}]"
             read_batch(twin, batch, solution, add, where=where, by="activation", names=products, or_constants=True)
@@ -325,7 +325,7 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Comput
             continue
         layer = group[0].dep.target.module
         hint = "; it may need gradients in p.grad" if any(p.grad is None for p in layer.parameters()) else ""
-        with explained(f"{type(by).__name__} fails for a width of {layer}", hint):
+        with explain(f"{type(by).__name__} fails for a width of {layer}", hint):
             values = by(group)
         if values is not None:
             scores[atom] = torch.as_tensor(values).detach().cpu().double()
@@ -357,7 +357,7 @@ def _items(
             rows = torch.cat([rows + group * weight.shape[1] for group in range(groups)])
         cut = PrunerBox[kind]
         yield (
-            joined(name, attribute),
+            join(name, attribute),
             layer,
             cut.prune_out_channels if is_output else cut.prune_in_channels,
             rows.tolist(),

@@ -10,17 +10,17 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError
-from surgery.forward import call, check_runs, in_precision, tensors_in, varied
+from surgery.forward import call, check_runs, in_precision, tensors_in, vary
 from surgery.names import hint
 from surgery.plan import Plan, as_runs
-from surgery.pruning.computed import Computed, computed
-from surgery.pruning.criteria import read_activations, scored
+from surgery.pruning.computed import Computed, find_computed
+from surgery.pruning.criteria import find_scored, read_activations
 from surgery.width.narrow import narrow
 from surgery.width.plan import runs_of
 from surgery.width.positions import as_positions
 from surgery.width.replay import same
 from surgery.width.solve import Atom, Axis, Solution, named_widths, onto_atoms, solve
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def drop(
     check_runs(model, example, "drop")
     if not isinstance(positions, Mapping) or not positions:
         raise SurgeryError(f"drop takes positions by name, {{'conv1': [2, 6]}}, got {positions!r:.60}", code="argument")
-    solution = solve(traced(model, example, output).found)
+    solution = solve(trace_model(model, example, output).found)
     widths = named_widths(solution)
     axes: dict[str, Axis] = dict(reversed(solution.made)) | widths  # of a layer with several the first
     kept: dict[Atom, set[int]] = {}
@@ -110,11 +110,11 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
     (Linear(in_features=4, out_features=4, bias=True), True)
     """
     check_runs(model, example, "drop_zeros")
-    weights = computed(model, example)
-    solution = solve(traced(weights.model, example, output).found)
+    weights = find_computed(model, example)
+    solution = solve(trace_model(weights.model, example, output).found)
     names = {atom: name for name, atom in weights.names(solution).items() if not atom.why}
     unmade, unread = _zero_positions(weights, solution)
-    given = varied(example)
+    given = vary(example)
     of_read, activations = read_activations(model, given, [given], output)
     read = {name: activations[atom] == 0 for name, atom in named_widths(of_read).items() if atom in activations}
     gone, stay = {}, {}
@@ -146,7 +146,7 @@ def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, T
     """Return by width which positions all matrices and kernels make, and which all read, with zeros alone."""
     unmade: dict[Atom, Tensor] = {}
     unread: dict[Atom, Tensor] = {}
-    for key, tensor in scored(weights):
+    for key, tensor in find_scored(weights):
         if tensor.ndim < 2 or key in weights.parts:  # of a weight that is computed the weight itself counts
             continue
         layer = weights.model.get_submodule(key[0])
@@ -167,7 +167,7 @@ def _same_outputs(model: nn.Module, small: nn.Module, example: Any, output: Call
         if dtype is not None:
             twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
         with torch.no_grad():
-            found = call(twin, varied(example, dtype))
+            found = call(twin, vary(example, dtype))
         return tensors_in(output(found) if output else found)
 
     try:

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 from surgery.forward import check_runs
 from surgery.plan import Plan
-from surgery.pruning.criteria import OF_DATA, Criterion, Name, called, check_criterion, is_criterion, is_pruner, takes
+from surgery.pruning.criteria import OF_DATA, Criterion, Name, check_criterion, is_criterion, is_pruner, name_of, takes
 from surgery.pruning.criteria import importance as score_widths
-from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
+from surgery.pruning.target import Cost, Limits, Target, What, describe_miss, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.torch_private import BatchNorm
 from surgery.width.attempts import Attempt, Request, attempt, final
-from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
+from surgery.width.choose import Demand, Heads, Rounding, Scores, check_demand
 from surgery.width.narrow import finish
-from surgery.width.shortfall import listed
+from surgery.width.shortfall import list_whole
 from surgery.width.solve import Choice, named_widths
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def prune(
         check_criterion(importance)
     if callable(importance) and takes(importance, 1) is False and takes(importance, 3) is False:
         raise SurgeryError(
-            f"{called(importance)} takes neither a name, rows and an axis (a criterion) nor a model alone",
+            f"{name_of(importance)} takes neither a name, rows and an axis (a criterion) nor a model alone",
             code="argument",
         )
     if is_pruner(importance):  # its class normalises scores itself; LAMP normalises otherwise
@@ -159,15 +159,15 @@ def prune(
         if not callable(importance) or is_criterion(importance) or is_pruner(importance):
             return score_widths(net, example=example, by=importance, batches=batches, loss=loss, output=output)
         measure: Any = importance
-        with explained(f"{called(importance)}(model) fails"):
+        with explain(f"{name_of(importance)}(model) fails"):
             result = measure(net)
         if not isinstance(result, Mapping):
             kind = type(result).__name__
-            raise SurgeryError(f"{called(importance)}(model) gives {kind}, not scores", code="argument")
+            raise SurgeryError(f"{name_of(importance)}(model) gives {kind}, not scores", code="argument")
         return result
 
-    scorer = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
-    demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
+    scorer = "importance" if importance is None or isinstance(importance, Mapping) else name_of(importance)
+    demand = check_demand(model, Demand(target.rate, {}, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
     cut = final(request)  # refuse now; report shortfalls once
     full = {what: _cost(cut, what).full for what in target.wanted}
@@ -196,10 +196,11 @@ def prune(
                 cut = final(step)
             except SurgeryError as error:
                 raise SurgeryError(
-                    f"step {number} of {len(shares)}, from {_used(target, left, full):.1%}: {error}", code=error.code
+                    f"step {number} of {len(shares)}, from {_used_share(target, left, full):.1%}: {error}",
+                    code=error.code,
                 ) from error
             if fresh := [width for width in cut.whole if (width.tensor, width.axis) not in reported]:
-                _log.warning(listed(net, fresh))
+                _log.warning(list_whole(net, fresh))
                 reported |= {(width.tensor, width.axis) for width in fresh}
         net, choice = cut.plan.build(net), cut.chosen.choice
         left = {what: _cost(cut, what)(choice) for what in full}
@@ -207,7 +208,7 @@ def prune(
         sizes.append(_size(cut, choice))
         net = _train(net, finetune, number)
     if len(shares) > 1:
-        _report_missed(target, _used(target, left, full), strict=False)
+        _report_missed(target, _used_share(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
 
 
@@ -246,7 +247,7 @@ def _train(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None
     return trained
 
 
-def _used(target: Target, left: Mapping[What, int], full: Mapping[What, int]) -> float:
+def _used_share(target: Target, left: Mapping[What, int], full: Mapping[What, int]) -> float:
     """Return the share of the full model that is left, see `Limits.share`."""
     if len(full) == 1:
         return left[target.what] / full[target.what]
@@ -268,7 +269,7 @@ def _size(cut: Attempt, choice: Choice) -> Size:
 
 def _report_missed(target: Target, share: float, strict: bool) -> None:
     """Log that a target was missed; raise SurgeryError with `strict`."""
-    if message := missed(target, share):
+    if message := describe_miss(target, share):
         if strict:
             raise SurgeryError(message, code="target")
         _log.warning(message)

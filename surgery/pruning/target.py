@@ -15,7 +15,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import Observed
 from surgery.width.attempts import Numbers, Sizing, Unreachable
 from surgery.width.choose import Demand, choose
-from surgery.width.shortfall import listed, stayed_whole
+from surgery.width.shortfall import find_whole, list_whole
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, named_widths, size_of
 from surgery.width.steps import Step
 from surgery.width.trace import Trace
@@ -38,7 +38,7 @@ class Cost:
         elif what == "positions":
             self._products = [(atom,) for atom in solution.members if not atom.why]
         else:
-            self._products = [found for step in solution.steps[:steps] for found in multiplied(step)]
+            self._products = [found for step in solution.steps[:steps] for found in find_multiplied(step)]
         self.full = self({})
 
     def __call__(self, choice: Choice) -> int:
@@ -59,7 +59,7 @@ class Cost:
         return self(choice) / max(self.full, 1)
 
 
-def multiplied(step: Step[Axis]) -> Iterator[Axes]:
+def find_multiplied(step: Step[Axis]) -> Iterator[Axes]:
     """Yield the axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
     given = step.inputs
     if step.name in ("mm", "bmm", "addmm", "baddbmm"):
@@ -213,13 +213,13 @@ def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: s
             if cost.share(choice) > target.share:
                 what, share = cost.tightest(choice)
                 least = cost.costs[what](choice)
-                whole = stayed_whole(solution, demand, choose(solution, demand))
+                whole = find_whole(solution, demand, choose(solution, demand))
                 percent = "".join(
                     f"; {number:g} counts {one}: for {number:g} % write {one}={number / 100:g}"
                     for one, number in asked.wanted.items()
                     if 1 < number <= 100
                 )
-                reasons = f"; {listed(seen.model, whole)}" if whole else ""
+                reasons = f"; {list_whole(seen.model, whole)}" if whole else ""
                 raise Unreachable(
                     f"{asked} cannot be reached: {least:,} {what} ({share:.1%}) are left where every width that can "
                     "shrink is at its floor: take a lower floor, another rounding or a larger target"
@@ -252,7 +252,7 @@ def numbers_kept(
     if target.even:
         return _even(target, cost, widths, rounded, sizes)
     floors = [floor_of(target, atom, sizes) for atom in widths]
-    owner, value = _ranked(floors, widths, scores)
+    owner, value = _rank(floors, widths, scores)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -323,7 +323,7 @@ def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
     return min(atom.size, max(1, math.ceil(round(target.floor * sizes.get(atom, atom.size), 9))))
 
 
-def _ranked(
+def _rank(
     floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
@@ -356,7 +356,7 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
     return scores / scores.mean() if scores.any() else scores
 
 
-def missed(target: Target, share: float) -> str:
+def describe_miss(target: Target, share: float) -> str:
     """Return how far a target was missed with this share, as `Limits` gives it; "" if it was not."""
     if abs(share - target.share) <= CLOSE * target.share:
         return ""

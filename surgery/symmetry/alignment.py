@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import join
 from surgery.plan import Plan
 from surgery.states import State, as_state, check_same, names_by_id, state
 from surgery.symmetry.assignment import ONCE, Progress, Search, best_choice
 from surgery.symmetry.likeness import Activations, Weights
-from surgery.symmetry.permutation import solved_for
+from surgery.symmetry.permutation import trace_and_solve
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Solution, atoms, named_widths, solve
-from surgery.width.trace import one_by_one, traced_in_place
+from surgery.width.trace import run_one_by_one, trace_in_place
 
 _log = logging.getLogger(__name__)
 _LISTED = 5  # widths that keep their order are named up to this number
@@ -107,7 +107,7 @@ def align(
         else:
             found.append(aligner.by_activations(models[to], model, given, search))
     ordered = [aligner.plan(orders).build(model) for orders, model in zip(found, models)]
-    unaligned = aligner.unaligned([orders for number, orders in enumerate(found) if number != to])
+    unaligned = aligner.find_unaligned([orders for number, orders in enumerate(found) if number != to])
     return Aligned(ordered, found, unaligned)
 
 
@@ -125,7 +125,7 @@ class Aligner:
     """
 
     def __init__(self, model: nn.Module, *, example: Any, output: Callable[[Any], Any] | None = None):
-        self._model, self._solution = solved_for(model, example, output, "align")
+        self._model, self._solution = trace_and_solve(model, example, output, "align")
         self._shapes, self._example, self._output = state(model), example, output
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
         any_order = {atom: range(atom.size)[::-1] for atom in self._free.values()}
@@ -136,7 +136,7 @@ class Aligner:
         self, reference: State | nn.Module, other: State | nn.Module, search: Search = ONCE
     ) -> dict[str, Tensor]:
         """Return the permutations of the other model's widths with which its parameters match the reference's best."""
-        reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
+        reference, other = self._check(reference, "the reference"), self._check(other, "the other model")
         held = names_by_id(self._model)
         places = {}
         for key, tensor in named_tensors(self._model):
@@ -151,17 +151,17 @@ class Aligner:
         self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = ONCE
     ) -> dict[str, Tensor]:
         """Return the permutations of the other model's widths with which what its layers read matches best."""
-        self._checked(reference, "the reference"), self._checked(other, "the other model")
+        self._check(reference, "the reference"), self._check(other, "the other model")
         if not batches:
             raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
         one, two = clone(reference), clone(other)
-        with one_by_one():
-            solution = solve(traced_in_place(reference, self._example, self._output))
+        with run_one_by_one():
+            solution = solve(trace_in_place(reference, self._example, self._output))
             free = self._in(solution)
             likeness = Activations(solution, (one, two), batches, set(free))
         return _best(likeness, free, search)
 
-    def unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
+    def find_unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the widths that permutations leave as they are, since nothing along them was compared.
 
         A warning says so.
@@ -189,13 +189,13 @@ class Aligner:
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
-    def _checked(self, given: State | nn.Module, what: str) -> State:
+    def _check(self, given: State | nn.Module, what: str) -> State:
         values = as_state(given, what)
         check_same(self._shapes, values, "the model that was traced", what)
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{what} has no weights to compare (meta device): load some first", code="values")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
-        ordered = {joined(*key) for atom in self._free.values() for key, _ in members[atom]}
+        ordered = {join(*key) for atom in self._free.values() for key, _ in members[atom]}
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
             if name in ordered and real and not tensor.isfinite().all():

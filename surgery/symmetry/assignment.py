@@ -60,24 +60,24 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
         raise SurgeryError(f"starts is a number of searches, 1 or more, got {starts!r}", code="argument")
 
-    def drawn(atom: Atom) -> list[int]:
+    def draw(atom: Atom) -> list[int]:
         return torch.randperm(atom.size, generator=search.generator).tolist()
 
     given = {atom: list(range(atom.size)) for atom in free}
     found = {atom: assignment(likeness.first(atom)) for atom in free}
     least = _ROUGH if any(atom.size > _WIDE for atom in free) else _LEAST
-    raced = [_climbed(likeness, free, begin, search.progress, least) for begin in (given, found)]
-    begins = [max(raced, key=likeness.value), *({atom: drawn(atom) for atom in free} for _ in range(starts - 1))]
+    raced = [_climb(likeness, free, begin, search.progress, least) for begin in (given, found)]
+    begins = [max(raced, key=likeness.value), *({atom: draw(atom) for atom in free} for _ in range(starts - 1))]
     best, most = {}, -math.inf
     for begin in begins:
-        choice = _climbed(likeness, free, begin, search.progress)
+        choice = _climb(likeness, free, begin, search.progress)
         value = likeness.value(choice)
         if not best or value > most + 1e-12 * abs(most):
             best, most = choice, value
     return best
 
 
-def _climbed(
+def _climb(
     likeness: Likeness,
     free: Sequence[Atom],
     start: dict[Atom, list[int]],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.states import State, as_real, compute_dtype
-from surgery.width.plan import placed, repeated
+from surgery.width.plan import place, repeat
 from surgery.width.replay import read_batch
 from surgery.width.solve import Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, occurrences
 
@@ -42,24 +42,24 @@ class Weights:
         def in_order(rows: Tensor) -> Tensor:
             return torch.from_numpy(np.sort(rows.numpy()))  # several times as fast as torch's, which is stable
 
-        return self._summed(atom, self.b.__getitem__, in_order)
+        return self._sum(atom, self.b.__getitem__, in_order)
 
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
         if atom in self.beside[atom]:
-            return self._summed(atom, partial(self._ordered, choice=choice), lambda rows: rows)
+            return self._sum(atom, partial(self._reorder, choice=choice), lambda rows: rows)
         others = {other: choice[other] for other in self.beside[atom] if other in choice}
         if atom not in self._gains:
-            ordered = partial(self._ordered, choice=others)
-            self._gains[atom] = self._summed(atom, ordered, lambda rows: rows), others
+            ordered = partial(self._reorder, choice=others)
+            self._gains[atom] = self._sum(atom, ordered, lambda rows: rows), others
         else:
-            self._gains[atom] = self._moved(atom, *self._gains[atom], others), others
+            self._gains[atom] = self._update_gain(atom, *self._gains[atom], others), others
         return self._gains[atom][0].index_select(1, torch.tensor(choice[atom]))
 
     def value(self, choice: Choice, atom: Atom | None = None) -> float:
         names = self.places if atom is None else dict.fromkeys(name for name, _ in self.along[atom])
-        return sum((self.a[name].double() * self._ordered(name, choice).double()).sum().item() for name in names)
+        return sum((self.a[name].double() * self._reorder(name, choice).double()).sum().item() for name in names)
 
-    def _summed(self, atom: Atom, other: Callable[[str], Tensor], view: Callable[[Tensor], Tensor]) -> Tensor:
+    def _sum(self, atom: Atom, other: Callable[[str], Tensor], view: Callable[[Tensor], Tensor]) -> Tensor:
         dtypes = [_at_least_single(self.a[name][:0]).dtype for name, _ in self.along[atom]]
         result = torch.zeros(atom.size, atom.size, dtype=max(dtypes, key=lambda dtype: dtype.itemsize))
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -70,12 +70,12 @@ class Weights:
         _add_products(result, pairs)
         return result
 
-    def _moved(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
+    def _update_gain(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
         """Return the gain in the order of some other widths, from that in another one: what did not move stays."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axes, a, b = self.places[name], self.a[name], self.b[name]
-            both = [[placed(axis, choice).to(a.device) for axis in axes] for choice in (before, after)]
+            both = [[place(axis, choice).to(a.device) for axis in axes] for choice in (before, after)]
             moved = [other for other, (old, new) in enumerate(zip(*both)) if not torch.equal(old, new)]
             if not moved:
                 continue
@@ -88,16 +88,16 @@ class Weights:
                     if d != other and axes[d] is not atom:
                         old, new = old.index_select(d, at), new.index_select(d, at)
             else:
-                old, new = self._ordered(name, before), self._ordered(name, after)
+                old, new = self._reorder(name, before), self._reorder(name, after)
             difference = _at_least_single(new) - _at_least_single(old)
             one, two = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
             pairs.append((one, two))
         _add_products(gain, pairs)
         return gain
 
-    def _ordered(self, name: str, choice: Choice) -> Tensor:
+    def _reorder(self, name: str, choice: Choice) -> Tensor:
         """Return a tensor of the other model in the present order of all widths."""
-        return repeated(self.b[name], self.places[name], choice)
+        return repeat(self.b[name], self.places[name], choice)
 
 
 def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -171,14 +171,14 @@ class Activations:
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
         result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
         for axis in self.along.get(atom, ()):
-            present = self.of[axis][:, placed(axis, choice)]
+            present = self.of[axis][:, place(axis, choice)]
             for places in occurrences(axis, atom):
                 result += present[places][:, places]
         return result
 
     def value(self, choice: Choice, atom: Atom | None = None) -> float:
         axes = self.of if atom is None else self.along.get(atom, ())
-        return sum(self.of[axis][range(axis.size), placed(axis, choice)].sum().item() for axis in axes)
+        return sum(self.of[axis][range(axis.size), place(axis, choice)].sum().item() for axis in axes)
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
         """Return what matrix products and convolutions read along free widths, as [positions, samples]."""

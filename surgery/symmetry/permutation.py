@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import check_runs
-from surgery.names import joined
+from surgery.names import join
 from surgery.plan import Plan
 from surgery.states import state
-from surgery.width.choose import Scores, checked_scores
+from surgery.width.choose import Scores, check_scores
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Choice, Solution, named_widths, parts_of, solve
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def permute(
         raise SurgeryError("permute takes either permutations or by, the scores to sort by: give one", code="argument")
     if by is None and not isinstance(permutations, Mapping):
         raise SurgeryError(f"permute takes orders, {{'fc1.weight:0': [1, 0]}}, got {permutations!r}", code="argument")
-    twin, solution = solved_for(model, example, output, "permute")
+    twin, solution = trace_and_solve(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
     if unused := unused_tensors(solution, choice, model, does="are permuted"):
         _log.warning(unused)
@@ -98,17 +98,17 @@ def _best_first(solution: Solution, scores: Scores) -> Choice:
     widths = named_widths(solution)
     return {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
-        for name, values in checked_scores(scores, widths, "by").items()
+        for name, values in check_scores(scores, widths, "by").items()
         if not widths[name].order
     }
 
 
-def solved_for(
+def trace_and_solve(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
 ) -> tuple[nn.Module, Solution]:
     """Return the model as it was traced, on the meta device if it can run there, and what the trace shows."""
     check_runs(model, example, who)
-    seen = traced(model, example, output)
+    seen = trace_model(model, example, output)
     return seen.model, solve(seen.found)
 
 
@@ -119,7 +119,7 @@ def _places(solution: Solution) -> dict[str, Atom]:
         for position, axis in enumerate(axes):
             parts = parts_of(axis)
             for number, atom in enumerate(parts):
-                found[f"{joined(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
+                found[f"{join(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
     return found
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from surgery.averaging.common import weight_rows
 from surgery.copying import clone
-from surgery.errors import SurgeryError, explained
-from surgery.forward import call, copied, in_mode
-from surgery.names import joined
+from surgery.errors import SurgeryError, explain
+from surgery.forward import call, copy_tensors, in_mode
+from surgery.names import join
 from surgery.states import as_state, check_same, state
 from surgery.torch_private import BatchNorm
 
@@ -64,20 +64,20 @@ def repair(
         if norms or not ends:
             what = "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
             raise SurgeryError(f"{type(model).__name__} {what}", code="argument")
-        return _rescaled(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
+        return _rescale(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(f"{type(model).__name__} has no norm with statistics: give its `ends`", code="unsupported")
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
 
-    def counted(norm: Any, _: Any) -> None:
+    def count(norm: Any, _: Any) -> None:
         if not calls[norm]:  # what was there may be NaN, which no momentum takes away
             norm.running_mean.zero_()
             norm.running_var.fill_(1)
         calls[norm] += 1
         norm.momentum = 1 / calls[norm]  # the mean over all calls
 
-    hooks = [norm.register_forward_pre_hook(counted) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(count) for norm in norms]
     with in_mode(twin, training=False, own_draws=False):
         for norm in norms:
             norm.num_batches_tracked = None
@@ -96,8 +96,8 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> None:
     number = -1
     for number, batch in enumerate(batches):
         what = f"{type(model).__name__} does not run on batches[{number}]"
-        with explained(what, "; give inputs without labels, two or more in a batch"):
-            call(model, copied(batch))
+        with explain(what, "; give inputs without labels, two or more in a batch"):
+            call(model, copy_tensors(batch))
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one", code="argument")
 
@@ -142,7 +142,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
-def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
+def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
     """Return the model itself, each layer after those before it; a channel that is constant is only shifted."""
     if weights.ndim != 1:
         raise SurgeryError("repair needs one weight for each of the ends", code="argument")
@@ -150,7 +150,7 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
         check_same(state(model), as_state(end, f"ends[{number}]"), "the model", f"ends[{number}]")
     names = [name for name, layer in model.named_modules() if isinstance(layer, _SCALED)]
     if others := [
-        joined(name, key)
+        join(name, key)
         for name, module in model.named_modules()
         for key, p in module._parameters.items()
         if p is not None and p.ndim > 1 and not isinstance(module, (*_SCALED, nn.Embedding))

@@ -12,16 +12,16 @@ from surgery.plain import is_plain
 from surgery.states import shapes_of
 from surgery.transformers.settings import (
     Fields,
+    describe_mismatch,
     field,
     fields,
     first_difference,
     holder_of,
-    made_from,
+    make_from,
     mismatch,
     other_numbers,
     reread,
     set_field,
-    undescribed,
 )
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def depth_edits(
     """
     holder = str(holder_of(after))
     try:
-        made = made_from(type(before), reread(getattr(before, holder)))
+        made = make_from(type(before), reread(getattr(before, holder)))
     except Exception:  # it was not made so: whatever its constructor raises
         return []
     if first_difference(shapes_of(before), shapes_of(made)):
@@ -51,7 +51,7 @@ def depth_edits(
 
     def difference(config: Any) -> str:
         try:
-            return mismatch(after, made_from(type(after), reread(config)), but=known)
+            return mismatch(after, make_from(type(after), reread(config)), but=known)
         except Exception as error:
             return f"its class raises {type(error).__name__} for it: {first_line(error)}"
 
@@ -67,7 +67,7 @@ def depth_edits(
             return [{"do": "set", "module": "", "attribute": path, "value": [*value]} for path, value in paths]
     if what:
         hint = "give example=..., if you did not: it may show a form that the configuration can describe"
-        _log.warning(undescribed(after, what, hint))
+        _log.warning(describe_mismatch(after, what, hint))
     return []
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from surgery.errors import first_line
 from surgery.libraries import example_input
 from surgery.states import State, shapes_of, state
-from surgery.transformers.settings import first_difference, holder_of, made_from, reread
+from surgery.transformers.settings import first_difference, holder_of, make_from, reread
 
 
 def config_json(model: nn.Module) -> dict | None:
@@ -28,7 +28,7 @@ def why_unreadable(model: nn.Module) -> str:
     if holder is None:
         return ""
     try:
-        made = made_from(type(model), reread(getattr(model, holder)))
+        made = make_from(type(model), reread(getattr(model, holder)))
         return first_difference(shapes_of(model), shapes_of(made))
     except Exception as error:  # whatever the class raises
         return f"its class raises {type(error).__name__} for it: {first_line(error)}"
@@ -42,7 +42,7 @@ def model_of(folder: Path, architecture: str) -> nn.Module:
     return getattr(transformers, architecture)(config)
 
 
-def converted(model: nn.Module, folder: Path) -> State | None:
+def convert(model: nn.Module, folder: Path) -> State | None:
     """Return the state of a folder as transformers reads it, which renames and joins the tensors of many files.
 
     They are all read. None if some tensor is missing or unknown to it, too.
@@ -64,7 +64,7 @@ def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
     return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
 
 
-def named_inputs(model: nn.Module, shape: Sequence[int] | None) -> dict[str, torch.Tensor] | None:
+def make_inputs(model: nn.Module, shape: Sequence[int] | None) -> dict[str, torch.Tensor] | None:
     """Make the inputs of a model that reads tokens, by name; None if it is not known to be one.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from surgery.names import joined
+from surgery.names import join
 from surgery.plain import is_like, is_plain, is_settings
 from surgery.states import shapes_of
 
@@ -41,7 +41,7 @@ def holder_of(model: nn.Module) -> str | None:
     return first.name if not needed and is_settings(vars(model).get(first.name)) else None
 
 
-def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
+def make_from(kind: type[nn.Module], config: Any) -> nn.Module:
     """Return a model that a class makes from a copy of a configuration, with its parameters on the meta device.
 
     Buffers have their values. Whatever error the class raises is passed on.
@@ -117,7 +117,7 @@ def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]
         for key, value in vars(module).items():
             other = getattr(others.get(name), key, value)
             if not key.startswith("_") and _is_number(value) and _is_number(other) and value != other:
-                yield key, f"{joined(name, key)} is {value} here and {other} in a model made from it"
+                yield key, f"{join(name, key)} is {value} here and {other} in a model made from it"
 
 
 def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
@@ -129,7 +129,7 @@ def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tup
     return ""
 
 
-def undescribed(model: nn.Module, what: str, hint: str) -> str:
+def describe_mismatch(model: nn.Module, what: str, hint: str) -> str:
     """Return a text that says that a model's configuration does not describe it, why, and what to do."""
     return (
         f"the configuration of this {type(model).__name__} does not describe it ({what}). Its class alone cannot load "
@@ -195,12 +195,12 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
             if is_settings(value) and is_settings(new):
                 if id(value) not in seen:
                     seen.add(id(value))
-                    if not compare(module, joined(path, name), value, new):
+                    if not compare(module, join(path, name), value, new):
                         return False
             elif is_plain(value) and value != new:
                 if not is_plain(new) or not is_like(value, new):
                     return False
-                edits.append({"do": "set", "module": module, "attribute": joined(path, name), "value": new})
+                edits.append({"do": "set", "module": module, "attribute": join(path, name), "value": new})
         return True
 
     same = all(

@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.hooks import Difference
-from surgery.names import joined
+from surgery.names import join
 from surgery.plan import Edit, Plan
 from surgery.states import names_by_id, shapes_of
 from surgery.transformers.settings import (
     Fields,
     attribute_edits,
+    describe_mismatch,
     fields,
     first_difference,
     holder_of,
-    made_from,
+    make_from,
     mismatch,
     reread,
     set_field,
-    undescribed,
 )
-from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
+from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merge_sizes, renew
 
 _log = logging.getLogger(__name__)
 _MOST_MADE = 40  # models that are made to find the values from one guess
@@ -91,16 +91,18 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
     if cut := sorted(name for name in unsaved if plan.small_shapes.get(name) != plan.shapes.get(name)):
         module = cut[0].rpartition(".")[0]
         what = f"its class does not save {cut[0]}, and computes another one for another width"
-        return [], undescribed(model, what, f"leave that width as it is with keep={[module]}")
+        return [], describe_mismatch(model, what, f"leave that width as it is with keep={[module]}")
     config = getattr(model, str(holder_of(model)))
     try:
-        full = made_from(type(model), config)
+        full = make_from(type(model), config)
         what = mismatch(model, full)
         search = None if what else _Search(config, full, model, plan, sizes, difference)
     except Exception as error:  # it was not made so: whatever its constructor raises
         search, what = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if search is None:
-        _log.warning(undescribed(model, f"nor the full model: {what}", "narrow a model that is as its class made it"))
+        _log.warning(
+            describe_mismatch(model, f"nor the full model: {what}", "narrow a model that is as its class made it")
+        )
         return [], ""
     best = search.best()
     if any(best.score):
@@ -109,7 +111,7 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
             "choose shares, rounding or heads with which its class can say the widths, or give those that it makes as "
             "long as before to keep=[...]"
         )
-        return [], undescribed(model, f"{best.why}{refused}", hint)
+        return [], describe_mismatch(model, f"{best.why}{refused}", hint)
     return best.edits, ""
 
 
@@ -135,34 +137,34 @@ class _Search:
         """Return the best values found from all counts that change somewhere, or else from those that nowhere stay."""
         counts = self.sizes.counts
         sure = {size: news for size, news in counts.items() if size not in news}
-        found = self.found(counts)
+        found = self.find(counts)
         if any(found.score) and sure != counts:
             self.tries = _MOST_MADE
-            found = min(found, self.found(sure), key=lambda made: made.score)
+            found = min(found, self.find(sure), key=lambda made: made.score)
         return found
 
-    def found(self, counts: Sizes) -> _Made:
+    def find(self, counts: Sizes) -> _Made:
         """Return the best values that were found when numbers of heads and groups become these in the beginning."""
-        here = self.judged(self.config, self.full)
-        guess = dict(guessed(self.config, self.sizes.widths, counts))
-        made = self.made(guess)
+        here = self.judge(self.config, self.full)
+        guess = dict(guess_values(self.config, self.sizes.widths, counts))
+        made = self.make(guess)
         if made is not None and not made.score.shapes:
-            return self.improved(guess, made, here)
+            return self.improve(guess, made, here)
         likely = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
-        best = self.improved(likely, self.made(likely), here)
+        best = self.improve(likely, self.make(likely), here)
         # One number may be as large as a width by chance, and the class may make up for it with others: all but one.
         fewer = [{key: new for key, new in likely.items() if key != path} for path in likely]
         tried = [
-            (made.score, i, made) for i, one in enumerate(fewer if any(best.score) else ()) if (made := self.made(one))
+            (made.score, i, made) for i, one in enumerate(fewer if any(best.score) else ()) if (made := self.make(one))
         ]
         for _, i, made in sorted(tried)[:_STARTS]:
             self.tries = _MOST_MADE
-            best = min(best, self.improved(fewer[i], made, here), key=lambda found: found.score)
+            best = min(best, self.improve(fewer[i], made, here), key=lambda found: found.score)
             if not any(best.score):
                 break
         return best
 
-    def improved(self, guess: dict[Fields, Any], made: _Made | None, here: _Made) -> _Made:
+    def improve(self, guess: dict[Fields, Any], made: _Made | None, here: _Made) -> _Made:
         """Return the best values that are found from a guess by changing one after the other.
 
         Args:
@@ -175,7 +177,7 @@ class _Search:
         while any(here.score) and self.tries > 0:
             tries = []
             for path, new in alternatives(here.config, self.config, self.sizes.numbers, here.pairs, here.shares):
-                if (made := self.made({**values, path: new})) is not None:
+                if (made := self.make({**values, path: new})) is not None:
                     tries.append((made.score, len(tries), made, {**values, path: new}))
                     if not any(made.score):
                         break
@@ -184,7 +186,7 @@ class _Search:
             _, _, here, values = min(tries)
         for path in guess:  # what was guessed from a name, and changes nothing, stays as it was
             fewer = {key: value for key, value in values.items() if key != path}
-            if path in values and (made := self.made(fewer)) is not None and not any(made.score):
+            if path in values and (made := self.make(fewer)) is not None and not any(made.score):
                 here, values = made, fewer
         return here
 
@@ -197,7 +199,7 @@ class _Search:
         config = copy.deepcopy(self.config)
         try:
             set_field(config, path, new)
-            other = shapes_of(made_from(type(self.model), config))
+            other = shapes_of(make_from(type(self.model), config))
         except Exception:  # whatever its class raises for values that do not go together
             return False
         return any(
@@ -207,7 +209,7 @@ class _Search:
             for name, shape in self.plan.shapes.items()
         )
 
-    def made(self, values: Mapping[Fields, Any]) -> _Made | None:
+    def make(self, values: Mapping[Fields, Any]) -> _Made | None:
         """Return what the class makes of the configuration with other values; None if it refuses them."""
         self.tries -= 1
         config = copy.deepcopy(self.config)
@@ -218,13 +220,13 @@ class _Search:
             for path, value in self.plain:  # what its class computes from other values
                 if path in after and after[path] != value:
                     set_field(config, path, after[path])
-            made = made_from(type(self.model), config)
+            made = make_from(type(self.model), config)
         except Exception as error:  # whatever its class raises for values that do not go together
             self.refused = self.refused or f"{type(error).__name__}: {first_line(error)}"
             return None
-        return self.judged(config, made)
+        return self.judge(config, made)
 
-    def judged(self, config: Any, made: nn.Module) -> _Made:
+    def judge(self, config: Any, made: nn.Module) -> _Made:
         """Return how a model made from a configuration differs from the narrow one."""
         mine, other = self.plan.small_shapes, shapes_of(made)
         pairs = [
@@ -252,7 +254,7 @@ class _Search:
                 for a, b in zip(computed[key][0].shape, whole[key].shape)
                 if a < b
             }
-            why = f"its class computes another {joined(*different[0])}"
+            why = f"its class computes another {join(*different[0])}"
             return _Made(_Score(0, len(different)), config, why, shares=shares)
         for (module, name), (own, made_so) in computed.items():
             if own.shape != made_so.shape:  # no operation uses it, so that it stayed whole
@@ -283,17 +285,17 @@ _WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ff
 _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
-def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
+def guess_values(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
     """Yield numbers whose names say that they are widths or count heads, and that become one other number.
 
     >>> from types import SimpleNamespace
-    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))
+    >>> list(guess_values(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))
     [(('hidden_size',), 6), (('num_heads',), 2)]
     """
     widths = {size: news for size, news in widths.items() if size >= LEAST}
     for path, value in fields(config):
         sizes = counts if COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
-        if (new := renewed(value, sizes)) is not None:
+        if (new := renew(value, sizes)) is not None:
             yield path, new
 
 
@@ -314,7 +316,7 @@ def alternatives(
         if _is_number(value, float) and value > 1:
             yield from ((path, value**share) for share in sorted(shares))
     old_values = dict(fields(original))
-    sizes = merged([sizes, *({got: {want}} for got, want in pairs)])
+    sizes = merge_sizes([sizes, *({got: {want}} for got, want in pairs)])
     for path, value in fields(config):
         old = old_values.get(path, value)
         if _is_number(value, int) and value > 0:
@@ -323,7 +325,7 @@ def alternatives(
                 found |= sizes.get(old, set())
             yield from ((path, new) for new in sorted(found - {value, None}))
         if isinstance(value, list | tuple) and value and all(_is_number(item, int) for item in value):
-            yield from ((path, new) for new in _renewed_lists(value, sizes))
+            yield from ((path, new) for new in _renew_lists(value, sizes))
         if value is None and _WIDTH.search(path[-1]):
             yield from ((path, want) for want in sorted({want for _, want in pairs}))
         if _is_number(value, int | float) and _FACTOR.search(path[-1]):
@@ -334,9 +336,9 @@ def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _renewed_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
+def _renew_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
     """Yield the list with all its sizes replaced, then with one of them."""
-    if (new := renewed(value, sizes)) is not None:
+    if (new := renew(value, sizes)) is not None:
         yield new
     for place, item in enumerate(value):
         for size in sorted(sizes.get(item, set()) - {item}):

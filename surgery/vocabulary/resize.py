@@ -11,7 +11,7 @@ from surgery.plan import Plan, Source, structure
 from surgery.rows import keep_rows, plan_of_rows, tensors_along
 from surgery.states import shapes_of, state
 from surgery.vocabulary.tables import Tables, number_edits, size_edits, tables_of
-from surgery.vocabulary.tokens import extended, reduced
+from surgery.vocabulary.tokens import extend, reduced
 
 Rows = Literal["mean", "zeros"] | Sequence[Sequence[int]]
 
@@ -62,10 +62,10 @@ def keep(
     tables = tables_of(model, modules)
     kept = _numbers(tokens, tables.size)
     small = None if tokenizer is None else reduced(tokenizer, kept)
-    first = _renumbered(model, tables, kept)
-    ghost = first.built(ghost_of(model)) if first.edits else model
+    first = _renumber(model, tables, kept)
+    ghost = first.build_unchecked(ghost_of(model)) if first.edits else model
     plan = first.compose(_plan(ghost, tables, kept))
-    return Resized(plan.built(model), plan, small)
+    return Resized(plan.build_unchecked(model), plan, small)
 
 
 def grow(
@@ -104,7 +104,7 @@ def grow(
     tables = tables_of(model, modules)
     if tokens and tokenizer is None:
         raise SurgeryError("tokens are texts for a tokenizer: give it, or the size alone", code="argument")
-    large = extended(tokenizer, tokens) if tokenizer is not None else None
+    large = extend(tokenizer, tokens) if tokenizer is not None else None
     if size is None:
         if large is None:
             raise SurgeryError("give the new size, or tokens with their tokenizer", code="argument")
@@ -124,7 +124,7 @@ def grow(
         if len(like) != added:
             raise SurgeryError(f"rows has {len(like)} lists of tokens for {added} new ones", code="argument")
     plan = _plan(model, tables, [*range(tables.size), *(one[0] for one in like)])
-    grown = plan.built(model)
+    grown = plan.build_unchecked(model)
     values = state(grown)  # of tensors of its own
     for name, (_, axis) in tensors_along(model, tables.axes).items():
         if added and values[name].is_floating_point():
@@ -155,7 +155,7 @@ def _numbers(tokens: Any, size: int) -> list[int]:
     return sorted(set(whole))
 
 
-def _renumbered(model: nn.Module, tables: Tables, kept: Sequence[int]) -> Plan:
+def _renumber(model: nn.Module, tables: Tables, kept: Sequence[int]) -> Plan:
     """Return the plan of the same model that knows special tokens by their new numbers."""
     values = state(model)
     entries = {name: (Source(name, (None,) * tensor.ndim),) for name, tensor in values.items()}

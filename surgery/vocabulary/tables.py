@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
-from surgery.names import hint, joined, matches, outwards
+from surgery.names import hint, join, matches, outwards
 from surgery.plain import is_settings
 from surgery.plan import Edit
 from surgery.rows import count_edits
@@ -46,7 +46,7 @@ def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
         for pattern in modules:
             if not any(name == pattern or matches(name, pattern) for name in named):
                 raise SurgeryError(f"no module {pattern!r}: {hint(pattern, [*named])}", code="name")
-        sizes = {t.shape[0] for name in chosen for t in _own(named[name]) if t.ndim == 2}
+        sizes = {t.shape[0] for name in chosen for t in _list_tensors(named[name]) if t.ndim == 2}
         if len(sizes) != 1:
             raise SurgeryError(
                 f"{chosen} have {sorted(sizes)} rows: name the embedding and the head, with one row a token",
@@ -61,7 +61,7 @@ def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
     for name in chosen:
         for (module, key), tensor in named_tensors(named[name]):
             if tensor.ndim and tensor.shape[0] == size:
-                axes[joined(name, module).removesuffix("."), key] = 0
+                axes[join(name, module).removesuffix("."), key] = 0
     around = {place for name in chosen for place in outwards(name)}
     for (name, key), tensor in named_tensors(model):  # a bias that is added to what a head gives
         if name in around and key.endswith("bias") and tensor.shape[-1:] == (size,) and tensor.numel() == size:
@@ -71,7 +71,7 @@ def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
     return Tables(size, axes)
 
 
-def _own(module: nn.Module) -> list[Tensor]:
+def _list_tensors(module: nn.Module) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(module)]
 
 
@@ -129,7 +129,7 @@ def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: i
         for name, module in named.items()
         if isinstance(module, nn.Linear)
         and module.out_features == size
-        and any(t.shape[0] == size for t in _own(module))
+        and any(t.shape[0] == size for t in _list_tensors(module))
     ]
     if said is not None or hasattr(model, "get_output_embeddings"):
         return [name for name in named if named[name] is said]
@@ -170,7 +170,7 @@ def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[
 
     def look(module: str, path: str, held: Any) -> None:
         for key, value in list(vars(held).items()):
-            where = joined(path, key)
+            where = join(path, key)
             if isinstance(held, nn.Module) and key in _OWN:
                 continue
             if is_settings(value) and id(value) not in seen:
@@ -179,10 +179,10 @@ def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[
             elif _SUPPRESSED.search(key) and isinstance(value, list | tuple):
                 edits.append({"do": "set", "module": module, "attribute": where,
                               "value": [new[one] for one in value if one in new]})  # fmt: skip
-            elif _NUMBERS.search(key) and (after := moved(joined(module, where), value)) != _listed(value):
+            elif _NUMBERS.search(key) and (after := moved(join(module, where), value)) != _as_list(value):
                 if isinstance(held, nn.Embedding) and (module, "weight") not in tables.axes:
                     raise SurgeryError(
-                        f"positions count from {joined(module, where)} = {value}: keep tokens 0 to {value}",
+                        f"positions count from {join(module, where)} = {value}: keep tokens 0 to {value}",
                         code="argument",
                     )
                 edits.append({"do": "set", "module": module, "attribute": where, "value": after})
@@ -192,5 +192,5 @@ def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[
     return edits
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, list | tuple) else value

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError, explain
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MODELS = ("WordLevel", "WordPiece", "Unigram", "BPE")
@@ -41,7 +41,7 @@ def needed(
     backend, data = _read(tokenizer)
     found = {int(one) for one in tokens}
     for text in texts:
-        with explained("the tokenizer does not read a text"):
+        with explain("the tokenizer does not read a text"):
             found.update(backend.encode(text).ids)
     found |= {one["id"] for one in data["added_tokens"] if one["special"]}
     vocab = _vocabulary(data["model"])
@@ -98,10 +98,10 @@ def reduced(tokenizer: Any, kept: Sequence[int]) -> Any:
         holder[key] = places if isinstance(holder[key], list) else places[0]
     if data.get("padding"):
         data["padding"]["pad_id"] = moved(data["padding"]["pad_id"], "the padding")
-    return _written(tokenizer, data)
+    return _write(tokenizer, data)
 
 
-def extended(tokenizer: Any, tokens: Sequence[str]) -> Any:
+def extend(tokenizer: Any, tokens: Sequence[str]) -> Any:
     """Return a copy of a tokenizer with further tokens."""
     if not hasattr(tokenizer, "add_tokens"):
         raise SurgeryError(f"{type(tokenizer).__name__} is no tokenizer: it has no add_tokens", code="unsupported")
@@ -129,11 +129,11 @@ def _read(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
     return backend, data
 
 
-def _written(tokenizer: Any, data: Mapping[str, Any]) -> Any:
+def _write(tokenizer: Any, data: Mapping[str, Any]) -> Any:
     """Return a tokenizer like another one that says what a file says."""
     from tokenizers import Tokenizer
 
-    with explained("the tokenizer of fewer tokens cannot be made"):
+    with explain("the tokenizer of fewer tokens cannot be made"):
         made = Tokenizer.from_str(json.dumps(data))
     if not hasattr(tokenizer, "backend_tokenizer"):
         return made

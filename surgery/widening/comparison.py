@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import explained, is_out_of_memory
-from surgery.forward import call, copied, in_mode, in_precision, tensors_in, watching
+from surgery.errors import explain, is_out_of_memory
+from surgery.forward import call, copy_tensors, in_mode, in_precision, tensors_in, watching
 from surgery.states import as_real, state
-from surgery.width.plan import repeated
+from surgery.width.plan import repeat
 from surgery.width.replay import Replay, of_weights, same
 from surgery.width.rules.registry import RULES
 from surgery.width.solve import Choice, Solution
@@ -33,7 +33,7 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     return twin
 
 
-def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
+def find_change(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
     """Return the first step of the wide model with a wrong result; None if all are right.
 
     A result is right if it equals the model's result with positions repeated. A sum over repeated positions may differ,
@@ -41,17 +41,17 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     """
     keep = _Keep(solution)
     model = clone(model)  # a forward pass may leave something in it, such as the state of a recurrence
-    with explained(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
-        before = tensors_in(call(model, copied(example)))
+    with explain(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
+        before = tensors_in(call(model, copy_tensors(example)))
     compare = _Compare(keep.kept, solution, choice)
     try:
         with in_mode(wide, training=False), watching(wide), compare:
-            after = tensors_in(call(wide, copied(example)))
+            after = tensors_in(call(wide, copy_tensors(example)))
     except Exception as error:  # a result differs, or the model does not run
         if is_out_of_memory(error):
             raise
         return compare.done if compare.summed is None else compare.summed
-    alike = all(same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
+    alike = all(same(repeat(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
     return None if alike else compare.summed
 
 
@@ -74,7 +74,7 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 """Operations whose results hold whatever was in that memory."""
 
 
-def unwritten(steps: Sequence[Step]) -> list[bool]:
+def find_unwritten(steps: Sequence[Step]) -> list[bool]:
     """Return for each step whether its result is uninitialised memory, or a view of such memory (even once written)."""
     found: list[bool] = []
     for step in steps:
@@ -95,12 +95,12 @@ class _Compare(Replay):
         super().__init__(solution)
         self.kept, self.solution, self.choice = kept, solution, choice
         self.summed: int | None = None  # the first sum that differs
-        self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), unwritten(self.steps))]
+        self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), find_unwritten(self.steps))]
 
     def returns(self, name: str, tensors: list[Tensor]) -> None:
         step, before = self.steps[self.done], self.kept[self.done]
         if step.name != name or not all(
-            same(repeated(old, axes, self.choice), new)
+            same(repeat(old, axes, self.choice), new)
             for old, axes, new in zip(before, step.outputs, tensors)
             if not self.no_numbers[self.done]
             and [axis.size for axis in axes] == list(old.shape)  # some kernels leave statistics empty

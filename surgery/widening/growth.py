@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed, check_runs, named_tensors, observed, varied
-from surgery.names import is_inside, joined
+from surgery.forward import Observed, check_runs, named_tensors, observe, vary
+from surgery.names import is_inside, join
 from surgery.plan import Index, Plan, Runs, Source, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
-from surgery.widening.comparison import changed, trial
+from surgery.widening.comparison import find_change, trial
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.check import Checked, Divergence, checked_plan, with_configuration
-from surgery.width.choose import Chosen, Demand, Heads, checked, choose
+from surgery.width.check import Checked, Divergence, check_plan, with_configuration
+from surgery.width.choose import Chosen, Demand, Heads, check_demand, choose
 from surgery.width.plan import plan_of
 from surgery.width.rules.registry import RULES
-from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole, unused_tensors
+from surgery.width.shortfall import UnshrunkWidth, find_whole, list_whole, unused_tensors
 from surgery.width.solve import SPLITS, Atom, Axis, Choice, Solution, Sum, atoms, factors, solve
 from surgery.width.steps import Step, alike, same_code
-from surgery.width.trace import one_by_one, traced_in_place
+from surgery.width.trace import run_one_by_one, trace_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
@@ -97,10 +97,10 @@ def widen(
     True
     """
     _check(model, rate, mode, noise, example)
-    demand = checked(model, Demand(1 / rate, keep=keep, heads=heads))
-    with one_by_one():
-        growth = _grown(model, example, output, demand, rate, mode)
-    whole = listed(model, growth.whole, "grow")
+    demand = check_demand(model, Demand(1 / rate, keep=keep, heads=heads))
+    with run_one_by_one():
+        growth = _find_growing(model, example, output, demand, rate, mode)
+    whole = list_whole(model, growth.whole, "grow")
     if not growth.choice or (whole and strict):
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width", code="width")
     plan = growth.outcome
@@ -110,7 +110,7 @@ def widen(
         if strict:
             raise SurgeryError(shortfall, code="strict")
         _log.warning(shortfall)
-    wide = growth.built(model, plan)
+    wide = growth.build(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
     return wide, _inverse(model, wide, plan)
@@ -150,7 +150,7 @@ def readers(solution: Solution) -> Readers:
             found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
         pairs = list(factors(step))
         for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
-            places = [_held(solution, step, which, axis) for which, axis, _ in pairs]
+            places = [_find_held(solution, step, which, axis) for which, axis, _ in pairs]
             place = next((place for place in reversed(places) if place and place[1] is not None), None)
             if place is None:
                 found.computed.append((number, atom))
@@ -159,7 +159,7 @@ def readers(solution: Solution) -> Readers:
     return found
 
 
-def _held(
+def _find_held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
     """Return the tensor of the model, and its axis, that an axis of an input of a step is in another layout."""
@@ -252,7 +252,7 @@ class _Growth:
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
         """The hidden widths that stay as they are although they were to grow."""
-        return stayed_whole(self.solution, self.demand, self.chosen)
+        return find_whole(self.solution, self.demand, self.chosen)
 
     @cached_property
     def outcome(self) -> Plan | tuple[int, Why]:
@@ -262,15 +262,15 @@ class _Growth:
         checked = self._checked.found
         if isinstance(checked, Divergence):
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
-        number = self._changed(checked)
+        number = self._find_change(checked)
         if number is None:
             plan, _ = self._configured
-            number = None if plan is checked else self._changed(plan)  # the code may compute with its configuration
+            number = None if plan is checked else self._find_change(plan)  # the code may compute with its configuration
             if number is None:
                 return plan
         step = self.solution.steps[number]
         where = f"{step.name} in {step.module or 'the model itself'}"
-        why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
+        why = self.explain_tie(step.module) or f"{where} would compute something else of repeated positions"
         fraction = self.rate % 1 and step.name in _MEANS
         return number, role(why + (" (a whole number as rate keeps means and variances)" if fraction else ""))
 
@@ -286,9 +286,9 @@ class _Growth:
         assert isinstance(seen.found, Plan)
         return with_configuration(seen.model, seen.found, self.solution, self.choice, seen.example)
 
-    def _changed(self, plan: Plan) -> int | None:
+    def _find_change(self, plan: Plan) -> int | None:
         """Return the first step at which the wide model of a plan computes something else."""
-        return changed(self.model, self.built(self.model, plan), self.solution, self.choice, self.example)
+        return find_change(self.model, self.build(self.model, plan), self.solution, self.choice, self.example)
 
     @cached_property
     def _checked(self) -> Observed[Plan | Divergence]:
@@ -296,15 +296,15 @@ class _Growth:
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
-            found = checked_plan(model, plan, self.solution, self.choice, example)
+            found = check_plan(model, plan, self.solution, self.choice, example)
             return found.plan if isinstance(found, Checked) else found
 
-        seen = observed(self.model, self.example, check)
+        seen = observe(self.model, self.example, check)
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
             return Observed(check(self.model, self.example), self.model, self.example, False, "")
         return seen
 
-    def tied(self, module: str) -> str:
+    def explain_tie(self, module: str) -> str:
         """Return why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
         places: dict[int, list[tuple[str, str]]] = {}
         for key, tensor in named_tensors(self.model):
@@ -314,11 +314,11 @@ class _Growth:
                 (key, axis) in self.readers.of for key in keys for axis in range(len(self.solution.tensors[key]))
             )
             if len(keys) > 1 and read and any(key[0] == module for key in keys):
-                names = " and ".join(joined(*key) for key in keys)
+                names = " and ".join(join(*key) for key in keys)
                 return f"{names} are one tensor, which both makes the width and reads it: untie them to let it grow"
         return ""
 
-    def built(self, model: nn.Module, plan: Plan) -> nn.Module:
+    def build(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Return the wide model, whose readers make up for the copies."""
         wide = plan.build(model)
         held = names_by_id(self.model)
@@ -335,20 +335,20 @@ class _Growth:
         return wide
 
 
-def _grown(
+def _find_growing(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, demand: Demand, rate: float, mode: Mode
 ) -> _Growth:
     """Return the widths that can grow without a change of what the model computes.
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
-    twin, given = trial(model), varied(example, torch.float64)
+    twin, given = trial(model), vary(example, torch.float64)
     try:
-        trace = traced_in_place(twin, given, output)
+        trace = trace_in_place(twin, given, output)
     except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
-        twin, given = trial(model, torch.float32), varied(example, torch.float32)
+        twin, given = trial(model, torch.float32), vary(example, torch.float32)
         try:
-            trace = traced_in_place(twin, given, output)
+            trace = trace_in_place(twin, given, output)
         except SurgeryError as error:
             raise SurgeryError(f"{error} (in float32; float64 fails, too)", code=error.code) from error
     example, whole = given, {}
@@ -393,7 +393,7 @@ def _grown(
         here = attempt()
     raise SurgeryError(
         f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-        f"of its code. {listed(model, here.whole, 'grow')}\nLeave these modules, and those that "
+        f"of its code. {list_whole(model, here.whole, 'grow')}\nLeave these modules, and those that "
         "share widths with them, as they are with keep=[...]",
         code="run",
     )

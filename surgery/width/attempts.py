@@ -17,21 +17,21 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed, uncollected
-from surgery.names import is_inside, joined
+from surgery.forward import Observed, pause_collector
+from surgery.names import is_inside, join
 from surgery.plan import Plan
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.check import Checked, Divergence, checked_plan, splits_interleaved, with_configuration
+from surgery.width.check import Checked, Divergence, check_plan, splits_interleaved, with_configuration
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.plan import plan_of
 from surgery.width.positions import Positions, TracedPositions
 from surgery.width.scales import held_numbers
-from surgery.width.shortfall import UnshrunkWidth, stayed_whole
+from surgery.width.shortfall import UnshrunkWidth, find_whole
 from surgery.width.solve import Atom, Solution, digits, is_whole, size_of, solve
-from surgery.width.steps import alike, numbered, same_code
-from surgery.width.trace import Trace, traced
+from surgery.width.steps import alike, number_steps, same_code
+from surgery.width.trace import Trace, trace_model
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
 _MOST_WHOLE = 8  # operations around which widths keep their size because the narrow model does not run
@@ -110,16 +110,16 @@ class Attempt:
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
         """The hidden widths that keep their size although they were to shrink."""
-        return stayed_whole(self.solution, self.demand, self.chosen)
+        return find_whole(self.solution, self.demand, self.chosen)
 
     @cached_property
-    @uncollected()
+    @pause_collector()
     def outcome(self) -> Checked | Divergence:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
         plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
         held = held_numbers(self.request.model)
-        return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example, held)
+        return check_plan(self.seen.model, plan, self.solution, choice, self.seen.example, held)
 
     @property
     def checked(self) -> Checked:
@@ -185,10 +185,10 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
             raise SurgeryError(message, code="run")
 
 
-@uncollected()
+@pause_collector()
 def attempt(request: Request, known: Constraints) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
-    seen = traced(request.model, request.example, request.output)
+    seen = trace_model(request.model, request.example, request.output)
     trace = seen.found
     traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
     traced_positions = None if request.positions is None else TracedPositions(trace, request.positions)
@@ -217,7 +217,7 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     """
     known, module = here.known, here.solution.steps[stuck.step].module
     found = islice(_couplings(here, stuck.step), _COUPLINGS)
-    couplings = [one for coupling in found for one in dict.fromkeys((_repeated(here, module, coupling), coupling))]
+    couplings = [one for coupling in found for one in dict.fromkeys((_repeat(here, module, coupling), coupling))]
     for further in (replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings):
         try:
             there = attempt(here.request, further)
@@ -264,20 +264,20 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
                 yield tuple((first, other) for other in others)
 
 
-def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
+def _repeat(here: Attempt, module: str, coupling: Coupling) -> Coupling:
     """Return a coupling that a module needs, in all modules with its code.
 
     Where widths compete, one that has equal sizes by chance has others when it is another one's turn.
     """
     steps = here.solution.steps
-    numbers = numbered(steps)
+    numbers = number_steps(steps)
     names = [*numbers]
 
-    def moved(place: Place, other: str) -> tuple[Place, int] | None:
+    def move(place: Place, other: str) -> tuple[Place, int] | None:
         """Return a place in another module, and how long the axis there is; None where none may shrink."""
         around, call, name = names[place.step]
         inside = around[len(module) :].removeprefix(".")
-        number = numbers.get((joined(other, inside) if inside else other, call, name))
+        number = numbers.get((join(other, inside) if inside else other, call, name))
         axes_there = [] if number is None else steps[number].axes()[place.position :]
         if number is None or not axes_there or is_whole(axes_there[0]):
             return None
@@ -286,7 +286,7 @@ def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
     found = [*coupling]
     for other in alike(here.seen.model, module):
         for pair in coupling if other != module else ():
-            a, b = (moved(place, other) for place in pair)
+            a, b = (move(place, other) for place in pair)
             if a and b and a[1] == b[1]:
                 found.append((a[0], b[0]))
     return tuple(found)

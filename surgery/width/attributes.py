@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, NewSizes, Sizes, merged, together
+from surgery.width.constants import COUNT, NewSizes, Sizes, merge_sizes, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -48,10 +48,12 @@ def attribute_values(
 
     read = list(_read(solution, choice, scales, values))
     taken = {place for expression, *_ in solution.reads for place in places(expression)}
-    labels = _changed(held, dict(_labels({place: values[place] for place in values if place not in taken}, known)))
+    labels = _select_changed(
+        held, dict(_labels({place: values[place] for place in values if place not in taken}, known))
+    )
     alone, with_compared = (
-        _changed(held, solve_for_places([*read, *more], values, is_width))
-        for more in ([], _compared(solution, values, known))
+        _select_changed(held, solve_for_places([*read, *more], values, is_width))
+        for more in ([], _follow_compared(solution, values, known))
     )
     tries = [alone | labels, with_compared | labels, alone]
     return [one for i, one in enumerate(tries) if one not in tries[:i]]
@@ -65,7 +67,7 @@ def _read(
     stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
         value = evaluate(expression, values)
-        lengths: dict[int, set[int]] = merged(scales.lengths(step) for step in steps)
+        lengths: dict[int, set[int]] = merge_sizes(scales.lengths(step) for step in steps)
         if any(solution.steps[step].name != "div" for step in steps):  # by a length as it is the code divides
             lengths = {old: news for old, news in lengths.items() if old != value}
         if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
@@ -104,7 +106,7 @@ def _lengths_in(
         yield from _lengths_in(expression.right, lengths, values)
 
 
-def _compared(
+def _follow_compared(
     solution: Solution, values: Mapping[Place, Number], known: Mapping[str, NewSizes]
 ) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions become that the code compared: like a width of their module, or of one around it."""
@@ -122,7 +124,7 @@ def _news(sizes: Sizes, value: Number) -> set[Number]:
     return {new for old, news in sizes.items() if old == value for new in news}
 
 
-def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
+def _select_changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
     """Return the attributes with other numbers than they hold."""
     changed: Values = {}
     for place, value in held.items():

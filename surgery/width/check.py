@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.errors import first_line
-from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
+from surgery.forward import call, copy_tensors, in_mode, named_tensors, tensors_in, watching
 from surgery.hooks import followers
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, join
 from surgery.plan import Plan
 from surgery.plan.edits import apply_edit, attribute_of
 from surgery.states import names_by_id
@@ -65,7 +65,7 @@ class _Diverged(Exception):
         self.step, self.computed = step, computed
 
 
-def checked_plan(
+def check_plan(
     model: nn.Module,
     plan: Plan,
     solution: Solution,
@@ -84,12 +84,12 @@ def checked_plan(
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
     kept, tensors = names_by_id(model), dict(named_tensors(model))
     in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
-    news = {key: new for key, new in _filled(solution, scalings).items() if key not in in_state}
+    news = {key: new for key, new in _find_filling(solution, scalings).items() if key not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
     found: list[_Diverged] = []
     for values in attribute_values(model, solution, choice, scales, by_module):
-        small = plan.built(model)
+        small = plan.build_unchecked(model)
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
         checked = plan.with_edits((*plan.edits, *layer_edits(small, solution, choice), *sets, *fills))
         for edit in checked.edits[len(plan.edits) :]:
@@ -107,7 +107,7 @@ def checked_plan(
     return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
 
 
-def _filled(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
+def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
     """Return what tensors of one number are filled with, if all steps that take the tensor ask for the same."""
     asked: dict[tuple[str, str], dict[int, set[float | None]]] = {}
     for one in scalings:
@@ -146,7 +146,7 @@ def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice,
         twin = clone(model)  # a forward pass may leave things behind
         try:
             with in_mode(twin, training):
-                shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copied(example)))]
+                shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copy_tensors(example)))]
         except Exception as error:
             return first_line(error)
         if shapes != [tuple(size_of(axis, choice) for axis in found) for found in outputs]:
@@ -182,7 +182,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     if splits_interleaved(step):
         hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"
         if (source := step.sources[0]) and isinstance(source[0], str):
-            hint = f"{joined(*source)} holds several weights, one behind the other: make each a parameter of its own"
+            hint = f"{join(*source)} holds several weights, one behind the other: make each a parameter of its own"
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
 
 
@@ -246,7 +246,7 @@ class _Predicted(Operations):
             try:
                 # Watched like the full model: without hooks torch's own layers may use other, fused operations.
                 with in_mode(self.small, training), watching(self.small), self.wrapping, self:
-                    output = call(self.small, copied(example))
+                    output = call(self.small, copy_tensors(example))
             except Exception as error:
                 return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
             expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
@@ -263,7 +263,7 @@ class _Predicted(Operations):
         name, outputs, bound = operation_name(func), tensors_in(result), bind(func, args, kwargs)
         self.wrapped.follow(func, bound, inputs, outputs)
         if not is_step(func):
-            self.origins.passed(inputs, outputs)
+            self.origins.note_passed(inputs, outputs)
             return result
         if self.done >= len(self.solution.steps):
             raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
@@ -295,7 +295,7 @@ class _Predicted(Operations):
         if computed:
             raise _Diverged(self.done, computed, computed=True)
         self.same |= {(self.done, value) for value in scalars.values() if isinstance(value, int | float)}
-        self.origins.made(self.done, outputs)
+        self.origins.note_made(self.done, outputs)
         self.done += 1
         return result
 

@@ -86,7 +86,7 @@ class Demand:
                 made.setdefault((module, atom), axis.size)
         return replace(self, made=made)
 
-    def wanted(self, atom: Atom, size: int | None = None) -> int:
+    def count_kept(self, atom: Atom, size: int | None = None) -> int:
         """Return how many positions of an atom stay; with `size`, how many of `size` positions that shrink with it."""
         size = atom.size if size is None else size
         if not self.rates:
@@ -133,7 +133,7 @@ class Demand:
         return next(iter(rates.values()), self.rate)
 
 
-def checked(model: nn.Module, demand: Demand) -> Demand:
+def check_demand(model: nn.Module, demand: Demand) -> Demand:
     """Return the demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop", code="argument")
@@ -160,10 +160,10 @@ Shares: TypeAlias = float | Mapping[str, float | int]
 """A share of every width; or, by names or patterns of modules, shares (float) and numbers of positions (int)."""
 
 
-def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
+def parse_width(width: Any) -> tuple[float, dict[str, float | int]]:
     """Return the share of every width, and other shares or numbers of positions by pattern.
 
-    >>> parsed(0.5), parsed({"layer1": 8, "*": 0.5}), parsed({"layer1": 0.25})
+    >>> parse_width(0.5), parse_width({"layer1": 8, "*": 0.5}), parse_width({"layer1": 0.25})
     ((0.5, {}), (0.5, {'layer1': 8}), (1.0, {'layer1': 0.25}))
     """
     if not isinstance(width, Mapping):
@@ -221,7 +221,7 @@ class TracedScores:
 
     def __init__(self, trace: Trace, scores: Any):
         widths, traced_axis = traced_widths(trace)
-        self._scores = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
+        self._scores = [(traced_axis[widths[name]], values) for name, values in check_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
         """Return the scores of each atom of a solution of the trace."""
@@ -239,7 +239,7 @@ def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]
     return named_widths(solution), {solution.axis_of(atom): atom for axis in tensor_axes for atom in axes.atoms(axis)}
 
 
-def checked_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores") -> dict[str, Tensor]:
+def check_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores") -> dict[str, Tensor]:
     """Return the scores as float64 tensors; SurgeryError if names or lengths are not the widths'."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
@@ -335,7 +335,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
         return Chosen(demand.choice, reasons, [*demand.choice])
     while True:
         sliced = _find_sliced(solution, demand, reasons)
-        numbers = demand.numbers(sliced) if demand.numbers else {atom: demand.wanted(atom) for atom in sliced}
+        numbers = demand.numbers(sliced) if demand.numbers else {atom: demand.count_kept(atom) for atom in sliced}
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         out_of_order = [(axis, why) for axis, why in solution.ordered if not _keeps_first(axis, choice)]
         if not out_of_order:
@@ -482,7 +482,7 @@ def _find_sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -
         shapes = dict.fromkeys(" * ".join(str(d.size) for d in product) for product in component)
         sizes = ", ".join([*shapes][:4])
         why = lost(f"widths of {sizes} share digits, but no choice of digits shrinks each exactly once")
-        reasons.update({atom: why for digit in _left_out(component, demand) for atom in atoms(digit)})
+        reasons.update({atom: why for digit in _find_left_out(component, demand) for atom in atoms(digit)})
         return _find_sliced(solution, demand, reasons)
     shrinks = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
     return [atom for atom in solution.members if atom in shrinks]
@@ -522,8 +522,8 @@ class _Cover(NamedTuple):
             size = math.prod(digit.size for digit in product)
             digit = next(digit for digit in product if digit in self.digits)
             atom = next(atoms(digit))
-            new_size = size // digit.size * self.demand.wanted(atom, digit.size)
-            total += abs(new_size - self.demand.wanted(atom, size)) / size
+            new_size = size // digit.size * self.demand.count_kept(atom, digit.size)
+            total += abs(new_size - self.demand.count_kept(atom, size)) / size
         return total
 
 
@@ -549,7 +549,7 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
     yield from extend((), twice, list(products))
 
 
-def _left_out(products: Sequence[_Digits], demand: Demand) -> set[Atom | Sum]:
+def _find_left_out(products: Sequence[_Digits], demand: Demand) -> set[Atom | Sum]:
     """Return digits that keep their size because no choice takes exactly one digit of each product.
 
     The digit that is in most products shrinks (if there are several, the longest). The other digits of these products

@@ -59,7 +59,7 @@ def _is_of_input(digit: Axis) -> bool:
     return all(atom.why and atom.why.kind is Kind.INPUT for atom in atoms(digit))
 
 
-def merged(several: Iterable[Sizes]) -> Sizes:
+def merge_sizes(several: Iterable[Sizes]) -> Sizes:
     """Return the sizes of several modules, taken together."""
     result: Sizes = {}
     for sizes in several:
@@ -87,7 +87,7 @@ class NewSizes(NamedTuple):
     @property
     def numbers(self) -> Sizes:
         """Widths and counts together."""
-        return merged([self.widths, self.counts])
+        return merge_sizes([self.widths, self.counts])
 
     def add(self, parts: Iterable[_Part], only_changes: bool) -> None:
         """Note the sizes of an axis's parts."""
@@ -122,8 +122,8 @@ def together(several: Iterable[NewSizes]) -> NewSizes:
     """Return what several modules say, taken together."""
     several = list(several)
     return NewSizes(
-        merged(sizes.widths for sizes in several),
-        merged(sizes.counts for sizes in several),
+        merge_sizes(sizes.widths for sizes in several),
+        merge_sizes(sizes.counts for sizes in several),
         [scale for sizes in several for scale in sizes.scales],
     )
 
@@ -132,21 +132,21 @@ def step_sizes(step: Step[Axis], choice: Choice) -> Sizes:
     """Return the sizes that one operation sees, and what they become."""
     parts = [(part.old, part.new) for axis in step.axes() for part in _parts(axis, choice)]
     arguments = [(number, size_of(axis, choice)) for number, axis in _numbers(step)]
-    return merged({old: {new}} for old, new in (*parts, *arguments))
+    return merge_sizes({old: {new}} for old, new in (*parts, *arguments))
 
 
 def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
 
 
-def renewed(value: Any, sizes: Sizes) -> Any:
+def renew(value: Any, sizes: Sizes) -> Any:
     """Return a number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
 
-    >>> renewed(8, {8: {6}}), renewed((8, 3), {8: {6}}), renewed(8, {8: {6, 4}})
+    >>> renew(8, {8: {6}}), renew((8, 3), {8: {6}}), renew(8, {8: {6, 4}})
     (6, (6, 3), None)
     """
     if type(value) in (list, tuple, torch.Size) and value and all(isinstance(item, int) for item in value):
-        new = [renewed(item, sizes) for item in value]
+        new = [renew(item, sizes) for item in value]
         changed = any(item is not None for item in new)
         return type(value)(old if item is None else item for old, item in zip(value, new)) if changed else None
     others = sizes.get(value, set()) - {value} if isinstance(value, int) and not isinstance(value, bool) else set()
@@ -226,7 +226,7 @@ def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> di
     return {
         key: new
         for key, axis in numbers.items()
-        if key not in ("input", "output", "_heads") and (new := _renewed_number(module, key, axis, choice))
+        if key not in ("input", "output", "_heads") and (new := _renew_number(module, key, axis, choice))
     }
 
 
@@ -257,7 +257,7 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str,
 )
 
 
-def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
+def _renew_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
     """Return the axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
     if isinstance(axis, list):
         return [size_of(a, choice) for a in axis]

@@ -18,14 +18,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from surgery.copying import refuse_compiled
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import join
 from surgery.plain import is_plain
 from surgery.plan import Index, Plan, Source, structure
 from surgery.states import State, load, names_by_id, shapes_of, state
 from surgery.width.plan import plan_of
 from surgery.width.scales import held_numbers, is_of_one_number
 from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 _log = logging.getLogger(__name__)
 _LEAST = 8  # powers of shorter widths are equal to other numbers by chance
@@ -63,7 +63,7 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     plan = Plan(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
-    if kept := _kept_scales(model, small, plan):
+    if kept := _find_kept_scales(model, small, plan):
         _log.warning(kept)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
@@ -117,12 +117,12 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
         if is_number and not (tensor.is_meta or other.is_meta) and tensor.flatten()[0] != other.flatten()[0]:  # a scale
             edits.append({"do": "fill", "module": module, "attribute": attribute, "value": other.flatten()[0].item()})
         if other.shape != tensor.shape:
-            index = _leading(joined(module, attribute), other, tensor)
+            index = _leading(join(module, attribute), other, tensor)
             edits.append({"do": "slice", "module": module, "attribute": attribute, "index": index})
     return edits
 
 
-def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
+def _find_kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
     """Return which saved numbers the copy takes of the model though they may be scales; "" if there are none.
 
     They are others in `small`, or powers of a width that it has less of. Statistics of norms are none.
@@ -141,7 +141,7 @@ def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
         differs = other and other.value is not None and not math.isclose(value, other.value, rel_tol=precision)
         if differs or any(math.isclose(value, power, rel_tol=precision) for power in powers):
             there = f" ({other.value:.6g} in the small one)" if other and differs else ""
-            named.append(f"{joined(module, attribute)}, {value:.6g}{there}")
+            named.append(f"{join(module, attribute)}, {value:.6g}{there}")
     if not named:
         return ""
     return (
@@ -177,17 +177,17 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     ((((0, 1), (2, 4)),), (None, ((0, 2), (4, 8))))
     """
     _, base = corner(model, small)
-    seen, full = traced(model, example), state(model)
+    seen, full = trace_model(model, example), state(model)
     solution = solve(seen.found)
-    where = {joined(*key): found for key, found in solution.tensors.items()}
+    where = {join(*key): found for key, found in solution.tensors.items()}
     wanted, sets = dict(base.small_shapes), []
     for edit in base.edits:
         if edit["do"] != "slice":
             sets.append(edit)
         else:  # a tensor that is not in the state
-            name = joined(edit["module"], edit["attribute"])
+            name = join(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
-    kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
+    kept = _solve([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
     def plan(by: int) -> Plan:
         starts = {atom: 0 if atom.order else by for atom in kept}
@@ -206,7 +206,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     return plan
 
 
-def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
+def _solve(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
     """Return how many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis,
     number).
 
@@ -215,11 +215,11 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
     kept: dict[Atom, int] = {}
     for _, axis, n in equations:
         kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
-    unknown = [equation for equation in equations if not _known(equation[1], kept)]
+    unknown = [equation for equation in equations if not _is_known(equation[1], kept)]
     while unknown:
         if not sum(_settle(axis, n, kept) for _, axis, n in unknown):
             parts = [digit for _, axis, _ in unknown for digit in digits(axis)]
-            groups = [digit for digit in parts if grouping_of(digit) and not _known(digit, kept)]
+            groups = [digit for digit in parts if grouping_of(digit) and not _is_known(digit, kept)]
             if not groups:
                 name, axis, n = unknown[0]
                 raise SurgeryError(
@@ -227,7 +227,7 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
                     code="width",
                 )
             kept.update({atom: atom.size for atom in atoms(groups[0])})
-        unknown = [equation for equation in unknown if not _known(equation[1], kept)]
+        unknown = [equation for equation in unknown if not _is_known(equation[1], kept)]
     for name, axis, n in equations:
         if _new_size(axis, kept) != n:
             why = next(
@@ -239,7 +239,7 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
     return kept
 
 
-def _known(axis: Axis, kept: dict[Atom, int]) -> bool:
+def _is_known(axis: Axis, kept: dict[Atom, int]) -> bool:
     return all(atom in kept for atom in atoms(axis))
 
 
@@ -248,8 +248,8 @@ def _settle(axis: Axis, n: int, kept: dict[Atom, int]) -> bool:
     if isinstance(axis, Atom):
         kept[axis] = n
         return True
-    known = [_new_size(part, kept) for part in axis.parts if _known(part, kept)]
-    unknown = [part for part in axis.parts if not _known(part, kept)]
+    known = [_new_size(part, kept) for part in axis.parts if _is_known(part, kept)]
+    unknown = [part for part in axis.parts if not _is_known(part, kept)]
     if len(set(unknown)) != 1 or (isinstance(axis, Product) and len(unknown) > 1):
         return False
     n, rest = divmod(n - sum(known), len(unknown)) if isinstance(axis, Sum) else divmod(n, prod(known))

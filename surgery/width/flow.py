@@ -63,12 +63,12 @@ class Flow:
     def __init__(self, steps: Sequence[Step[Axis]], choice: Choice):
         self.steps, self.choice = steps, choice
         self._weights, self._lengths = of_weights(steps), self._lengths_of_vectors()
-        self.contractions = dict(self._found())
+        self.contractions = dict(self._find())
         self.behind, self.ahead = self._flow_on(), self._flow_back()
         self.readers: dict[int, set[int]] = {}
         for number, contraction in self.contractions.items():
             for source in self._products(number) if contraction.learned else ():
-                if not self.is_of_weights(source) and (made := self.made_by(source)) is not None:
+                if not self.is_of_weights(source) and (made := self.find_maker(source)) is not None:
                     self.readers.setdefault(made, set()).add(number)
 
     def around(self, number: int) -> set[int]:
@@ -77,7 +77,7 @@ class Flow:
 
     def is_normalised(self, contraction: Contraction) -> bool:
         """Return whether a factor of a sum was divided by its own length, so that the sum is of no other scale."""
-        makers = [self.made_by(source) for source in self._products(contraction.step)]
+        makers = [self.find_maker(source) for source in self._products(contraction.step)]
         return any(
             made is not None and (self.steps[made].name in _NORMS or self._by_tensor(made) or self._is_unit(made))
             for made in makers
@@ -85,14 +85,14 @@ class Flow:
 
     def is_cosine(self, contraction: Contraction) -> bool:
         """Return whether both factors of a sum are vectors of length 1: it is as large whatever their width is."""
-        makers = [self.made_by(source) for source in self._products(contraction.step)]
+        makers = [self.find_maker(source) for source in self._products(contraction.step)]
         return all(made is not None and self._is_unit(made) for made in makers)
 
     def is_of_weights(self, source: Any) -> bool:
         """Return whether a tensor is one of the model, or computed of these alone."""
         return source is not None and (isinstance(source[0], str) or self._weights[source[0]])
 
-    def made_by(self, source: Any) -> int | None:
+    def find_maker(self, source: Any) -> int | None:
         """Return the number of the step that made a tensor, other than by putting it elsewhere."""
         while _is_step(source):
             step = self.steps[source[0]]
@@ -126,15 +126,15 @@ class Flow:
         step = self.steps[number]
         if step.name in (ATTENTION, "_cdist_forward"):
             return [(which, len(step.inputs[which]) - 1, [*atoms(step.inputs[which][-1])]) for which in (0, 1)]
-        if step.name == "sum" and self._multiplied(number):
+        if step.name == "sum" and self._find_multiplied(number):
             axis = step.scalars["dim"][0] % len(step.inputs[0])
             return [(0, axis, [*atoms(step.inputs[0][axis])])]
         return [*factors(step)]
 
-    def _multiplied(self, number: int) -> list[Any]:
+    def _find_multiplied(self, number: int) -> list[Any]:
         """Return the sources of two tensors that a sum along one axis multiplies; [] if it sums something else."""
         step = self.steps[number]
-        dims, made = step.scalars.get("dim"), self.made_by(step.sources[0])
+        dims, made = step.scalars.get("dim"), self.find_maker(step.sources[0])
         if type(dims) is not tuple or len(dims) != 1 or not step.inputs[0] or made is None:
             return []
         before = self.steps[made]
@@ -145,9 +145,9 @@ class Flow:
         """Return where the factors of a sum come from."""
         step = self.steps[number]
         sources = [step.sources[which] for which, _, _ in self._factors(number)]
-        return self._multiplied(number) if step.name == "sum" else sources
+        return self._find_multiplied(number) if step.name == "sum" else sources
 
-    def _found(self) -> Iterator[tuple[int, Contraction]]:
+    def _find(self) -> Iterator[tuple[int, Contraction]]:
         """Yield the sums of products by the number of their step."""
         for number, step in enumerate(self.steps):
             if not (summed := self._factors(number)):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import Observed, copied, tensors_in
+from surgery.forward import Observed, copy_tensors, tensors_in
 from surgery.plan import Plan
 from surgery.states import state
-from surgery.width.plan import repeated
+from surgery.width.plan import repeat
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, atoms, named_widths
 from surgery.width.trace import Trace
 
@@ -35,7 +35,7 @@ def other_constants(
         SurgeryError: if such constants lie along heads that are dropped, or other numbers are used there.
     """
     trace, heads, what, others = seen.found, {atom for atom in choice if atom.grouping == "heads"}, "", []
-    small = Trace(plan.build(seen.model), copied(seen.example), trace.modes, output) if heads else None
+    small = Trace(plan.build(seen.model), copy_tensors(seen.example), trace.modes, output) if heads else None
     for old, new in zip(solution.steps, small.steps) if small else ():
         plain = {key: value for key, value in old.scalars.items() if key not in old.numbers}
         if heads & _among(old.axes()) and any(new.scalars.get(key) != value for key, value in plain.items()):
@@ -50,7 +50,7 @@ def other_constants(
             compared[place] = its_axes, cut
     (full, narrow), unknown = _constants_of_both(model, example, output, trace, plan) if compared else (([], []), "")
     for place, (its_axes, cut) in compared.items():
-        if not unknown and _same_numbers(repeated(full[place][0], its_axes, choice), narrow[place][0]):
+        if not unknown and _same_numbers(repeat(full[place][0], its_axes, choice), narrow[place][0]):
             continue
         if cut & heads and (its_axes or not unknown):
             what = "makes constants for each head (slopes of positions, say), which are others with fewer heads"
@@ -74,7 +74,8 @@ def _constants_of_both(
         return ([], []), "meta device"
     try:
         full, small = (
-            Trace(copy, copied(example), trace.modes, output).constants for copy in (clone(model), plan.build(model))
+            Trace(copy, copy_tensors(example), trace.modes, output).constants
+            for copy in (clone(model), plan.build(model))
         )
     except Exception as error:  # whatever the code raises there
         return ([], []), first_line(error)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import check_runs, named_tensors, tensors_in, uncollected
-from surgery.names import joined
+from surgery.forward import check_runs, named_tensors, pause_collector, tensors_in
+from surgery.names import join
 from surgery.plan import Plan
 from surgery.width.attempts import Attempt, Request, attempts, final
 from surgery.width.check import difference_where_it_is
-from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, checked, choose, parsed
+from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, check_demand, choose, parse_width
 from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
 from surgery.width.positions import Positions
@@ -22,11 +22,11 @@ from surgery.width.rules import registry
 from surgery.width.shortfall import (
     constant_scales,
     constants_differ,
-    listed,
+    list_whole,
     unused_tensors,
 )
 from surgery.width.solve import Atom, named_widths, size_of, solve
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 _log = logging.getLogger(__name__)
 
@@ -135,10 +135,10 @@ def narrow(
     check_runs(model, example, "narrow")
     if positions is not None:
         _check_without("positions", {name: options[name] for name in ("scores", "heads", "rounding")})
-    rate, rates = parsed(1.0 if width is None else width)
-    demand = checked(model, Demand(rate, rates, keep, heads, rounding))
+    rate, rates = parse_width(1.0 if width is None else width)
+    demand = check_demand(model, Demand(rate, rates, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores, positions=positions)
-    with uncollected():
+    with pause_collector():
         attempt = final(request)
         return finish(attempt), attempt.plan
 
@@ -163,16 +163,16 @@ def _check_without(way: str, options: Mapping[str, bool]) -> None:
         )
 
 
-@uncollected()
+@pause_collector()
 def finish(attempt: Attempt) -> nn.Module:
     """Return the narrow model. If it misses the request somewhere, log that, or raise SurgeryError with `strict`."""
     request = attempt.request
     model, strict = request.model, request.strict
     solution, demand, chosen, plan = attempt.solution, attempt.demand, attempt.chosen, attempt.plan
     others = other_constants(model, request.example, request.output, attempt.seen, solution, chosen.choice, plan)
-    small = plan.built(model)
+    small = plan.build_unchecked(model)
     _run_with_user_rules(attempt, small)
-    whole = listed(model, attempt.whole)
+    whole = list_whole(model, attempt.whole)
     for shortfall, refused in (
         (whole, strict or not chosen.choice),
         (constants_differ(model, others), strict),
@@ -303,10 +303,10 @@ def widths(
     ['0.weight:0']
     """
     check_runs(model, example, "widths")
-    rate, rates = parsed(1.0 if width is None else width)
-    demand = checked(model, Demand(rate, rates, heads=heads, rounding=rounding))
+    rate, rates = parse_width(1.0 if width is None else width)
+    demand = check_demand(model, Demand(rate, rates, heads=heads, rounding=rounding))
     if rate == 1 and not rates:
-        solution = solve(traced(model, example, output).found)
+        solution = solve(trace_model(model, example, output).found)
         chosen = choose(solution, demand)
     else:
         sequence = attempts(Request(model, example, demand, output))
@@ -330,7 +330,7 @@ def widths(
             atom.size,
             size_of(atom, chosen.choice),
             reason(atom),
-            tuple((joined(*key), axis) for key, axis in members),
+            tuple((join(*key), axis) for key, axis in members),
             names[atom],
             atom.grouping,
             atom.order,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surgery.forward import named_tensors
 from surgery.plan import Plan, Runs, Source, as_runs, structure
-from surgery.plan.positions import merged
+from surgery.plan.positions import merge_ranges
 from surgery.states import names_by_id, shapes_of
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 
@@ -24,7 +24,7 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     found = [(part.size, runs_of(part, choice)) for part in axis.parts]
     if isinstance(axis, Sum):
         starts = accumulate((size for size, _ in found), initial=0)
-        return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
+        return merge_ranges((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
     result: Runs = ((0, 1),)
     size = 1
     for radix, runs in reversed(found):
@@ -33,21 +33,21 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
         else:
             result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
         size *= radix
-    return merged(result)
+    return merge_ranges(result)
 
 
-def placed(axis: Axis, choice: Choice) -> Tensor:
+def place(axis: Axis, choice: Choice) -> Tensor:
     """Return the positions that stay, in the order in which a choice has them.
 
     >>> from surgery.width.solve import Product
     >>> heads, width = Atom(2), Atom(4)
-    >>> placed(Product((heads, width)), {heads: [1, 0], width: (0, 2)}).tolist()
+    >>> place(Product((heads, width)), {heads: [1, 0], width: (0, 2)}).tolist()
     [4, 6, 0, 2]
     """
     if isinstance(axis, Atom):
         kept = choice.get(axis)
         return torch.arange(axis.size) if kept is None else torch.tensor(kept, dtype=torch.long)
-    parts = [placed(part, choice) for part in axis.parts]
+    parts = [place(part, choice) for part in axis.parts]
     if isinstance(axis, Sum):
         starts = accumulate((part.size for part in axis.parts), initial=0)
         return torch.cat([start + part for start, part in zip(starts, parts)])
@@ -57,15 +57,15 @@ def placed(axis: Axis, choice: Choice) -> Tensor:
     return result
 
 
-def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
+def repeat(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
     """Return the tensor with the positions along each axis that a choice says, some of them several times perhaps.
 
     >>> width = Atom(2)
-    >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
+    >>> repeat(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
     [5, 6, 5]
     """
     for dim, axis in enumerate(axes):
-        where = placed(axis, choice)
+        where = place(axis, choice)
         if not torch.equal(where, torch.arange(axis.size)):
             tensor = tensor.index_select(dim, where.to(tensor.device))
     return tensor

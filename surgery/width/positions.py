@@ -47,7 +47,7 @@ class TracedPositions:
                     "lists all by name",
                     code="name",
                 )
-            self._found.append((name, traced_axis[widths[name]], _checked_positions(name, widths[name], given)))
+            self._found.append((name, traced_axis[widths[name]], _check_positions(name, widths[name], given)))
 
     def __call__(self, solution: Solution) -> Choice:
         """Return the positions of each atom of a solution of the trace."""
@@ -102,7 +102,7 @@ def as_positions(name: str, size: int, given: Any) -> list[int]:
     return where
 
 
-def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
+def _check_positions(name: str, atom: Atom, given: Any) -> list[int]:
     """Return the positions as numbers; SurgeryError if they are none that may stay of this width, or not ascending."""
     where = as_positions(name, atom.size, given)
     if where != sorted(where):

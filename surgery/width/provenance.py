@@ -187,7 +187,7 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, _Int) else float(value) if isinstance(value, _Float) else value
 
 
-def _tracked(value: Number, expression: Expression, trace: Tracking) -> Any:
+def _track(value: Number, expression: Expression, trace: Tracking) -> Any:
     result = _Int(value) if isinstance(value, int) else _Float(value)
     result.expression, result.trace = expression, trace
     return result
@@ -211,7 +211,7 @@ def _lift(apply: Callable[[Any, Any], Any], swap: bool) -> Callable[[Any, Any], 
         sides = [side.expression if isinstance(side, Tracked) else side for side in (left, right)]
         if sum(map(_length, sides)) > _LONGEST:
             return value  # a sum over a loop: it could be any width
-        return _tracked(value, Operation(apply, *sides), self.trace)
+        return _track(value, Operation(apply, *sides), self.trace)
 
     return method
 
@@ -264,24 +264,24 @@ def remember(model: nn.Module, trace: Tracking) -> None:
         value = holder[key]
         if isinstance(value, list | tuple):
             holder[key] = type(value)(
-                _tracked(item, place._replace(item=i), trace) if item > 1 else item for i, item in enumerate(value)
+                _track(item, place._replace(item=i), trace) if item > 1 else item for i, item in enumerate(value)
             )
         elif value not in (0, 1):
-            holder[key] = _tracked(float(value) if isinstance(value, np.float64) else value, place, trace)
+            holder[key] = _track(float(value) if isinstance(value, np.float64) else value, place, trace)
 
 
-def tracked_in(arguments: Iterable[Any], trace: Tracking) -> Iterator[Any]:
+def find_tracked(arguments: Iterable[Any], trace: Tracking) -> Iterator[Any]:
     """Yield the tracked numbers of a trace among a call's arguments, those in lists, dicts and slices included."""
     for value in arguments:
         if isinstance(value, Tracked):
             if value.trace is trace:
                 yield value
         elif type(value) in (tuple, list):
-            yield from tracked_in(value, trace)
+            yield from find_tracked(value, trace)
         elif type(value) is slice:
-            yield from tracked_in((value.start, value.stop, value.step), trace)
+            yield from find_tracked((value.start, value.stop, value.step), trace)
         elif type(value) is dict:
-            yield from tracked_in(value.values(), trace)
+            yield from find_tracked(value.values(), trace)
 
 
 def solve_for_places(
@@ -312,15 +312,13 @@ def solve_for_places(
         unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
         if _value(expression, known) == result:
             continue
-        options = {
-            place: value for place in unknown if (value := _solved(expression, place, result, known)) is not None
-        }
+        options = {place: value for place in unknown if (value := _solve(expression, place, result, known)) is not None}
         if len(options) == 1:  # of a quotient the dividend
             found |= options
     return found
 
 
-def _solved(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
+def _solve(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
     """Return the value of one place that gives an expression this value, of the kind that it has; None without one."""
     value = invert(expression, unknown, result, values)
     if isinstance(value, float) and isinstance(values[unknown], int):

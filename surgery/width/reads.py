@@ -52,14 +52,14 @@ def read(
     if isinstance(value, int):
         sizes = [size for step in steps.values() for size in step.numbers.values()]
         given = [axis for size in sizes for axis in (size if isinstance(size, list) else [size])]
-        placed = list(_placed(number, arguments, results, axes_of))
+        placed = list(_find_placed(number, arguments, results, axes_of))
         made = () if placed or used else [axis for tensor in results for axis in axes_of(tensor)]
         found = [axis for axis in (*placed, *given, *made) if axis.size == value]
     # Attention on the meta device computes with the root of its scale: any step of the call may be the one.
     return Read(number.expression, found, () if found else used or list(steps))
 
 
-def _placed(
+def _find_placed(
     number: Any, arguments: Sequence[Any], results: Sequence[Tensor], axes_of: Callable[[Tensor], Axes]
 ) -> Iterator[Axis]:
     """Yield the axes whose size a number is by its place among a call's arguments; none if the place says nothing.

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError, explained
-from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.errors import SurgeryError, explain
+from surgery.forward import call, copy_tensors, in_mode, tensors_in, watching
 from surgery.states import as_real
 from surgery.torch_private import Watch
 from surgery.width.rules.registry import is_step, operation_name
@@ -94,8 +94,8 @@ def read_batch(
     """
     reads, what = _Reads(solution, names, or_constants, read), f"{type(model).__name__} does not run on {where}"
     hint = f"; by={by!r} takes batches of inputs, without labels"
-    with explained(what, hint), in_mode(model, training=False), watching(model), reads:
-        call(model, copied(batch))
+    with explain(what, hint), in_mode(model, training=False), watching(model), reads:
+        call(model, copy_tensors(batch))
 
 
 def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:

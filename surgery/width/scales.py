@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import join
 from surgery.width.flow import ATTENTION, LOOKUPS, Contraction, Flow
 from surgery.width.provenance import Place, places
 from surgery.width.solve import SUMS, Axis, Choice, Solution, digits, size_of
@@ -51,8 +51,8 @@ class Scaling(NamedTuple):
 
     def __str__(self) -> str:
         number = "a number on the meta device" if self.value is None else f"{self.value:.6g}"
-        attributes = ", ".join(joined(*place[:2]) for place in self.places)
-        where = joined(*self.held) if self.held else attributes
+        attributes = ", ".join(join(*place[:2]) for place in self.places)
+        where = join(*self.held) if self.held else attributes
         where = where or f"a constant in the code of {self.module or 'the model itself'}"
         (old, new), *_ = self.contraction.lengths
         return f"{number} ({where}), for sums of {old} products, {new} in the narrow model"
@@ -116,7 +116,7 @@ class Scales:
         step = self.steps[number]
         for value in (value for value in step.scalars.values() if isinstance(value, float)):
             yield from ((value, new) for new in self.become(number, value))
-            for old, new in {one.lengths[0] for one, before in self.scaled(number) if before and not one.learned}:
+            for old, new in {one.lengths[0] for one, before in self.find_scaled(number) if before and not one.learned}:
                 if _is(value, old**-0.25):  # the root of the default
                     yield old**-0.5, new**-0.5
         if step.name == ATTENTION and (own := self._flow.contractions.get(number)):
@@ -131,8 +131,8 @@ class Scales:
         step = self.steps[number]
         used = [one for one in step.scalars.values() if type(one) in (int, float)]
         is_used = value > 0 and any(_is(one, value) or _is(one, math.sqrt(value)) for one in used)
-        options = self.scaled(number) if is_used else []
-        found = {new for one, before in options if (new := _renewed(value, one, before, step)) is not None}
+        options = self.find_scaled(number) if is_used else []
+        found = {new for one, before in options if (new := _renew(value, one, before, step)) is not None}
         if step.name in ("mul", "div"):
             up = 0.5 if step.name == "mul" else -0.5
             if not found and any(before and not one.learned for one, before in options):
@@ -141,10 +141,10 @@ class Scales:
                 found = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
             found |= {self._size(axis) ** up for axis in self._unit_length(step) if _is(value, axis.size**up)}
             # a sum is divided by how many it has
-            found |= {self._size(axis) for axis in self._summed(step) if axis.size == value}
+            found |= {self._size(axis) for axis in self._find_summed(step) if axis.size == value}
         return found
 
-    def scaled(self, number: int) -> list[tuple[Contraction, bool]]:
+    def find_scaled(self, number: int) -> list[tuple[Contraction, bool]]:
         """Return the sums that a number scales with which a step computes, and whether it scales one of the factors."""
         flow = self._flow
         if own := flow.contractions.get(number):
@@ -164,7 +164,7 @@ class Scales:
         flow, found = self._flow, dict[int, set[int]]()
         for axis in self.steps[number].summed:
             found.setdefault(axis.size, set()).add(self._size(axis))
-        scaled = [one for one, _ in self.scaled(number)] if self.steps[number].name in ("mul", "div") else []
+        scaled = [one for one, _ in self.find_scaled(number)] if self.steps[number].name in ("mul", "div") else []
         for one in (*scaled, *(flow.contractions[reader] for reader in flow.readers.get(number, ()))):
             for old, new in one.lengths:
                 if not one.learned or old >= _LEAST:
@@ -192,10 +192,10 @@ class Scales:
     def _scalings_of_products(self, number: int) -> Iterator[Scaling]:
         """Yield the numbers with which a step scales sums of products; outputs of layers have no scale of their own."""
         step = self.steps[number]
-        for contraction, before in self.scaled(number):
+        for contraction, before in self.find_scaled(number):
             if contraction.changes and (before or not contraction.learned):
                 for key, value, precision in self._numbers(step):
-                    new = None if value is None else _renewed(value, contraction, before, step, precision)
+                    new = None if value is None else _renew(value, contraction, before, step, precision)
                     yield Scaling(number, value, new, contraction, key, step.module, self._places(number))
         divides = step.name == "div" and step.inputs[0]
         for value in (v for v in step.scalars.values() if divides and type(v) in (int, float) and v >= _LEAST):
@@ -233,20 +233,20 @@ class Scales:
     def _size(self, axis: Axis) -> int:
         return size_of(axis, self.choice)
 
-    def _made_by(self, step: Step[Axis]) -> Step[Axis] | None:
-        made = self._flow.made_by(step.sources[0]) if step.sources else None
+    def _find_maker(self, step: Step[Axis]) -> Step[Axis] | None:
+        made = self._flow.find_maker(step.sources[0]) if step.sources else None
         return None if made is None else self.steps[made]
 
     def _unit_length(self, step: Step[Axis]) -> Iterator[Axis]:
         """Yield the widths of embeddings, and of vectors that were divided by their length, that a step scales."""
-        made = self._made_by(step)
+        made = self._find_maker(step)
         if made and made.name in LOOKUPS | {"div"}:
             for found in step.inputs:
                 yield from dict.fromkeys([found[-1], *digits(found[-1])] if found else [])
 
-    def _summed(self, step: Step[Axis]) -> Sequence[Axis]:
+    def _find_summed(self, step: Step[Axis]) -> Sequence[Axis]:
         """Return the axes that were summed to compute what a step takes, but by layers with weights."""
-        before = self._made_by(step)
+        before = self._find_maker(step)
         by_a_layer = before is not None and before.name in SUMS and any(map(self._flow.is_of_weights, before.sources))
         return () if by_a_layer else step.summed
 
@@ -276,7 +276,7 @@ def _divisors(contraction: Contraction, before: bool) -> Divisors:
         yield factor, factor, 1
 
 
-def _renewed(
+def _renew(
     value: float, contraction: Contraction, before: bool, step: Step[Axis], precision: float = _NEAR
 ) -> float | None:
     """Return what a number becomes that scales a sum; None if it is no power of the sum's length."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.forward import named_tensors
-from surgery.names import joined, matches
+from surgery.names import join, matches
 from surgery.width.axes import Kind, Why, firmest, lost
 from surgery.width.choose import INSIDE, Chosen, Demand
 from surgery.width.scales import Scaling
@@ -19,9 +19,9 @@ from surgery.width.solve import (
     Sum,
     atoms,
     digits,
+    find_summed,
     read_by_layers,
     size_of,
-    summed_over,
 )
 
 _SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
@@ -50,7 +50,7 @@ class UnshrunkWidth(NamedTuple):
         return f"{part}axis {self.axis} of {self.tensor} {self.shape} stays whole: {self.why.text}"
 
 
-def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
+def find_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
     """Return the hidden widths that keep their size although they were to shrink, with reasons; each width once.
 
     These were not to shrink, so they are left out: outputs that no layer reads (such as classes), features of the
@@ -58,13 +58,13 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
     """
     found: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # the atoms of these widths
-    read, by_layers = summed_over(solution), read_by_layers(solution)
+    read, by_layers = find_summed(solution), read_by_layers(solution)
     inside = _inside_heads(solution) if demand.heads == "drop" else set()
     made = [(module, axis, True) for module, axis in solution.made]
     held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
     for module, axis, is_made in made + held:
         for part in _not_shrunk(axis, demand, chosen, inside):
-            parts = {a for a in atoms(part) if a not in inside and demand.wanted(a) < a.size}
+            parts = {a for a in atoms(part) if a not in inside and demand.count_kept(a) < a.size}
             shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
             parts = parts or set(atoms(part) if shifted else ())
             if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
@@ -85,7 +85,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
                     places, key=lambda at: (at[0][0] != module, solution.tensors[at[0]][at[1]] is not part)
                 )
                 shape = tuple(axis.size for axis in solution.tensors[key])
-                found.append(UnshrunkWidth(module, joined(*key), shape, position, part.size, why))
+                found.append(UnshrunkWidth(module, join(*key), shape, position, part.size, why))
     return list({str(width): width for width in found}.values())  # lists an axis of several widths once
 
 
@@ -108,7 +108,7 @@ def _products(axis: Axis) -> Iterator[Product]:
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
     """Yield the axis, or parts of it, that keep all positions although fewer were asked for."""
-    asked = min((demand.wanted(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
+    asked = min((demand.count_kept(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
     if asked == axis.size:
         return
     if size_of(axis, chosen.choice) == axis.size:
@@ -135,7 +135,7 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     return firmest(*(undone or reasons))
 
 
-def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
+def list_whole(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
     """Return a message: which widths keep their size, and why; "" if none does."""
     if not whole:
         return ""
@@ -185,7 +185,7 @@ def unused_tensors(
     moved = {atom for atom, order in choice.items() if list(order) != [*range(atom.size)]}
     changed = {axis.size for found in solution.tensors.values() for axis in found if moved.intersection(atoms(axis))}
     unused = [
-        f"{joined(*key)} {tuple(tensor.shape)}"
+        f"{join(*key)} {tuple(tensor.shape)}"
         for key, tensor in named_tensors(model)
         if key in solution.unused
         and changed.intersection(tensor.shape)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from surgery.names import joined
+from surgery.names import join
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
 from surgery.width.provenance import Expression
@@ -219,7 +219,7 @@ def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
     yield first + 1, w_axis, summed
 
 
-def summed_over(solution: Solution) -> set[Atom]:
+def find_summed(solution: Solution) -> set[Atom]:
     """Return the atoms that matrix products and convolutions sum over: the widths that layers read."""
     return {atom for step in solution.steps for _, _, summed in factors(step) for atom in summed}
 
@@ -368,7 +368,7 @@ def named_widths(solution: Solution) -> dict[str, Atom]:
             places = [(key, axis, parts_of(solution.tensors[key][axis])) for key, axis in members]
             key, axis, parts = min(places, key=lambda place: len(place[2]))
             part = f":{parts.index(atom)}" if len(parts) > 1 else ""
-            widths[f"{joined(*key)}:{axis}{part}"] = atom
+            widths[f"{join(*key)}:{axis}{part}"] = atom
     return widths
 
 

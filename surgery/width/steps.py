@@ -45,7 +45,7 @@ class Step(Generic[A]):
         return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
 
 
-def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
+def number_steps(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
     """Return each step's number by its module's name, how many operations ran before in it, and its own name."""
     calls: Counter[str] = Counter()
     found = {}
@@ -83,7 +83,7 @@ def alike(model: nn.Module, name: str) -> list[str]:
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
     """Return the operations at the place in the code of its module where a step is, in all modules that are `alike`."""
-    numbers = numbered(steps)
+    numbers = number_steps(steps)
     module, call, name = [*numbers][number]
     found = (numbers.get((other, call, name)) for other in alike(model, module))
     return [steps[one] for one in found if one is not None]

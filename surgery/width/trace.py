@@ -17,15 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from surgery.copying import clone
-from surgery.errors import InternalError, SurgeryError, explained, first_line
+from surgery.errors import InternalError, SurgeryError, explain, first_line
 from surgery.forward import (
     Observed,
     call,
-    copied,
+    copy_tensors,
     ghost_of,
     in_mode,
     named_tensors,
-    observed,
+    observe,
     tensors_in,
     watching,
 )
@@ -33,7 +33,7 @@ from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.by_tensor import ByTensor
-from surgery.width.provenance import Tracked, Tracking, plain, remember, tracked_in
+from surgery.width.provenance import Tracked, Tracking, find_tracked, plain, remember
 from surgery.width.reads import Read, read
 from surgery.width.rules.registry import (
     Rule,
@@ -279,12 +279,12 @@ class Origins:
         """Return the origin of each tensor; None for inputs of the model."""
         return [self._of.get(tensor) for tensor in tensors]
 
-    def passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def note_passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Note that the outputs hold the values of the first input, perhaps in another layout."""
         for tensor in outputs if inputs else ():
             self._of[tensor] = self._of.get(inputs[0])
 
-    def made(self, step: int, outputs: list[Tensor]) -> None:
+    def note_made(self, step: int, outputs: list[Tensor]) -> None:
         """Note that the outputs were computed by this step."""
         for position, tensor in enumerate(outputs):
             self._of[tensor] = (step, position)
@@ -339,7 +339,7 @@ class _Calls(TorchFunctionMode):
         first = len(self.trace.steps)
         result = func(*args, **(kwargs or {}))
         wrapped = self.trace.wrapped.create(func, args, kwargs or {}, result)
-        for number in tracked_in((args, kwargs or {}), self.trace.tracking):
+        for number in find_tracked((args, kwargs or {}), self.trace.tracking):
             if number is wrapped:  # an operation that takes the tensor reads the number
                 continue
             steps = dict(enumerate(self.trace.steps[first:], first))
@@ -403,14 +403,14 @@ class _Follow(Operations):
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
         trace.wrapped.follow(func, bound, inputs, outputs)
         if not is_step(func):
-            self.origins.passed(inputs, outputs)
+            self.origins.note_passed(inputs, outputs)
             return result
         name, axes_after = operation_name(func), [trace.axes_of(tensor) for tensor in outputs]
         sources, wrapped = self.origins.of(inputs), trace.wrapped.scales(func, bound, inputs)
         scalars = scalars_of(func, bound) | {key: plain(number) for key, number in wrapped.items()}
         tracked = [number for number in wrapped.values() if isinstance(number, Tracked)]
         trace.reads += [Read(number.expression, (), (len(trace.steps),)) for number in tracked]
-        self.origins.made(len(trace.steps), outputs)
+        self.origins.note_made(len(trace.steps), outputs)
         decided = decisions(func, inputs, result)
         trace.steps.append(
             Step(
@@ -466,7 +466,7 @@ def _describe_rule(func: Any, rule: Rule | None) -> str:
     return f"the rule for {func._schema.name}{where}"
 
 
-def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
+def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
 
     If the model computes something else in training mode (auxiliary classifiers, moving averages), a second pass
@@ -478,23 +478,25 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     runs: list[tuple[nn.Module, Any]] = []
 
     def trace(copy: nn.Module, inputs: Any) -> Trace:
-        result, *run = _traced_with_numbers(model, copy, inputs, output)
+        result, *run = _trace_with_numbers(model, copy, inputs, output)
         runs.append(tuple(run))
         return result
 
-    seen = observed(model, example, trace)
+    seen = observe(model, example, trace)
     ways = [seen]
     if seen.on_meta and not any(t.is_meta for t in (*tensors_in(example), *(t for _, t in named_tensors(model)))):
-        ways.append(seen._replace(model=model, example=copied(example), on_meta=False))  # its code may look at numbers
+        ways.append(
+            seen._replace(model=model, example=copy_tensors(example), on_meta=False)
+        )  # its code may look at numbers
     for way in ways:
         copy_of = ghost_of if way.on_meta else clone
         try:
-            if _trains_otherwise(copy_of(model), copied(way.example), seen.found):
+            if _trains_otherwise(copy_of(model), copy_tensors(way.example), seen.found):
                 if way.on_meta == seen.on_meta:
                     seen.found.follow(*runs[-1], training=True)
                 else:
                     track = bool(seen.found.reads)
-                    found = Trace(copy_of(model), copied(way.example), (False, True), output, track)
+                    found = Trace(copy_of(model), copy_tensors(way.example), (False, True), output, track)
                     seen = way._replace(found=found)
             seen.found.untrained = ""
             break
@@ -503,7 +505,7 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
         except Exception as error:  # it cannot train on this example: the pass in evaluation mode must be enough
             if len(seen.found.steps) > sum(seen.found.lengths):  # trace again without the steps of the pass that failed
                 twin = ghost_of(model) if seen.on_meta else clone(model)
-                seen = seen._replace(found=_traced_with_numbers(model, twin, copied(seen.example), output)[0])
+                seen = seen._replace(found=_trace_with_numbers(model, twin, copy_tensors(seen.example), output)[0])
             seen.found.untrained = first_line(error)
             name = type(model).__name__
             _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
@@ -512,13 +514,13 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     return seen
 
 
-def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
+def trace_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
     """Trace a pass in evaluation mode on the model's device, since other operations might run on the meta device."""
-    with explained(f"{type(model).__name__} does not run on the example"):
-        return _traced_with_numbers(model, clone(model), copied(example), output)[0]
+    with explain(f"{type(model).__name__} does not run on the example"):
+        return _trace_with_numbers(model, clone(model), copy_tensors(example), output)[0]
 
 
-def _traced_with_numbers(
+def _trace_with_numbers(
     model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None
 ) -> tuple[Trace, nn.Module, Any]:
     """Trace a copy of the model. Return the trace, the copy that ran and the example that it ran on.
@@ -526,7 +528,7 @@ def _traced_with_numbers(
     The numbers in the copy remember their attributes; if its code does not run with such numbers, they are plain.
     """
     try:
-        inputs = copied(example)
+        inputs = copy_tensors(example)
         return Trace(twin, inputs, output=output, track=True), twin, inputs
     except (SurgeryError, InternalError):
         raise
@@ -612,7 +614,7 @@ class _Surplus(Watch):
 
 
 @contextmanager
-def unfused() -> Iterator[None]:
+def unfuse() -> Iterator[None]:
     """Run recurrent layers operation by operation, so that a trace sees what they read."""
     mkldnn: Any = torch.backends.mkldnn
     before, mkldnn.enabled = mkldnn.enabled, False
@@ -623,7 +625,7 @@ def unfused() -> Iterator[None]:
 
 
 @contextmanager
-def one_by_one() -> Iterator[None]:
+def run_one_by_one() -> Iterator[None]:
     """Run attention and recurrent layers as the same operations, whatever their sizes are."""
-    with unfused(), sdpa_kernel(SDPBackend.MATH):
+    with unfuse(), sdpa_kernel(SDPBackend.MATH):
         yield

@@ -60,13 +60,13 @@ class Wrapped:
         name = operation_name(operation)
         if not (self._of or name in _GIVEN or name in _ONES or name == "lift_fresh"):
             return
-        number = self._computed(name, operation, bound, given)
+        number = self._compute(name, operation, bound, given)
         changed = {_memory(tensor) for tensor in results} if operation._schema.is_mutable else ()
         for tensor in [one for one in self._of if _memory(one) in changed] if changed else ():
             del self._of[tensor]
         self._of.update(dict.fromkeys(results, number) if number is not None else {})
 
-    def _computed(self, name: str, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor]) -> Number | None:
+    def _compute(self, name: str, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor]) -> Number | None:
         if name in _ONES:
             return 1
         if name in _GIVEN:

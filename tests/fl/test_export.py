@@ -13,7 +13,7 @@ import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.export import main
-from fl.extensions.language.adapters import AdapterOptions, folded
+from fl.extensions.language.adapters import AdapterOptions, fold_adapters
 from fl.runs.export import client_model
 from fl.runs.folder import restore_server
 from surgery.adapters import read_peft
@@ -117,7 +117,7 @@ def test_export__adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     asked = {"client": 1, "model": base}
     fl.export_model(tmp_path / "local", tmp_path / "one", format="peft", **asked)
     torch.testing.assert_close(
-        read_peft(base, tmp_path / "one")(x), folded(client_model(tmp_path / "local", 1, base))(x)
+        read_peft(base, tmp_path / "one")(x), fold_adapters(client_model(tmp_path / "local", 1, base))(x)
     )
     fl.export_model(tmp_path / "local", tmp_path / "one.pt", **asked)
     whole = perceptron()

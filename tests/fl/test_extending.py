@@ -27,7 +27,7 @@ from fl.analysis.groups import others
 from fl.base.columns import Column
 from fl.base.console import refuse_import
 from fl.base.errors import FLError
-from fl.base.plugins import declared
+from fl.base.plugins import collect
 from fl.data import LOADERS
 from fl.partition import KINDS, Kind
 from fl.settings.extensions import EXTENSIONS, model_change
@@ -46,7 +46,7 @@ from fl.algorithms.extension import Extension, Order
 from fl.base.columns import Column
 from fl.base.settings import Natural
 from fl.federation import trainer
-from fl.federation.divergence import restored
+from fl.federation.divergence import restore
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Late(NamedTuple):
             update, start = train(training), training.cohort.states
             sizes = tuple(size if row >= self.clients else 0 for row, size in enumerate(update.sizes))
             fed.meter.metrics["absent"] = float(self.clients)
-            return update._replace(sizes=sizes, received=restored(update.received, start, sizes))
+            return update._replace(sizes=sizes, received=restore(update.received, start, sizes))
 
         return run
 
@@ -165,7 +165,7 @@ class LargestOptions:
 def deal(task, options):
     owners = np.arange(len(task.labels)) % (task.clients - 1) + 1
     owners[: int(options.first_share * len(owners))] = 0
-    return Partition(Parts.owned(owners, task.clients), together(task.clients))
+    return Partition(Parts.of_owners(owners, task.clients), together(task.clients))
 
 
 KIND = Kind(deal, LargestOptions(), about="one client has most", word=lambda options: f"{options.first_share:g}")
@@ -492,10 +492,10 @@ def test_extending__a_file_may_declare_one_or_several_of_a_type_and_none_twice(t
     for name, text in {**files, "__init__": "", "__main__": "raise AssertionError", "other": ""}.items():
         (tmp_path / f"ours/{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert [*declared("ours", "KIND", int).items()] == [("a", 1), ("b", 2), ("more", 3)]
+    assert [*collect("ours", "KIND", int).items()] == [("a", 1), ("b", 2), ("more", 3)]
     for name, kind, message in (("KIND", str, r"ours\.many.*KIND.*'b'"), ("TWICE", int, r"ours\.most.*TWICE.*'many'")):
         with pytest.raises(FLError, match=message):
-            declared("ours", name, kind)
+            collect("ours", name, kind)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_extending__a_file_that_cannot_be_imported_is_named_in_one_line(text, sa
     monkeypatch.syspath_prepend(tmp_path)
     try:
         with pytest.raises(FLError) as refused:
-            declared("broken", "KIND", int)
+            collect("broken", "KIND", int)
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "broken"]:
             del sys.modules[name]

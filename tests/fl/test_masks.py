@@ -129,7 +129,7 @@ def test_dice__and_cross_entropy_are_added_for_each_mask():
     both = losses.by_name("dice_cross_entropy", "segmentation", weights=(1, 2, 3), outputs=CLASSES)
     pixels = losses.by_name("cross_entropy", "segmentation", weights=(1, 2, 3), outputs=CLASSES)
     single = torch.stack([losses.mean(pixels, logits[k : k + 1], y[k : k + 1]) for k in range(4)])
-    torch.testing.assert_close(losses.each(both, logits, y), single + losses.dice(logits, y))
+    torch.testing.assert_close(losses.per_sample(both, logits, y), single + losses.dice(logits, y))
     torch.testing.assert_close(losses.mean(both, logits, y), (single + losses.dice(logits, y)).mean())
 
 
@@ -244,7 +244,7 @@ def test_masks__clients_have_the_classes_of_their_masks():
 
 def test_masks__a_border_around_images_does_not_count():
     data = masks(5)
-    padded = data.padded(2)
+    padded = data.pad(2)
     assert torch.equal(padded.y[:, 2:-2, 2:-2], data.y)
     assert (padded.y != UNSCORED).sum() == (data.y != UNSCORED).sum()
     assert padded.test_x.shape[2:] == padded.test_y.shape[1:] == (SIZE + 4, SIZE + 4)

@@ -22,7 +22,7 @@ import fl
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.femam import FeMAMOptions
 from fl.engine import losses
-from fl.federation.client_models import shared
+from fl.federation.client_models import share_model
 from fl.federation.scores import macro_f1, metric, r2
 from fl.runs import evaluate
 from fl.runs.metrics import best, read
@@ -146,9 +146,9 @@ def test_tasks__the_loss_of_a_model_with_exits_is_the_sum_of_theirs(task, target
     names = [name for name, its in losses.NAMES.items() if its == task]
     for loss in [losses.by_name(name, task, outputs=3) for name in names]:
         expected = sum(loss(exits[:, e], targets) for e in range(3))
-        torch.testing.assert_close(losses.each(loss, exits, targets), expected)
+        torch.testing.assert_close(losses.per_sample(loss, exits, targets), expected)
         torch.testing.assert_close(losses.mean(loss, exits, targets), expected.mean())
-        assert torch.equal(losses.each(loss, LOGITS, targets), loss(LOGITS, targets))
+        assert torch.equal(losses.per_sample(loss, LOGITS, targets), loss(LOGITS, targets))
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -247,7 +247,7 @@ def test_simulate__regression_reaches_least_squares(tmp_path):
 def test_tasks__scores_of_each_client_are_scikit_learn_s(task):
     fed, algorithm = fl.build(settings(local_test=0.3), table(task), net)
     server = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))[0]
-    rows = evaluate.score_clients(fed, lambda: shared(server["global"], 6))["test"]
+    rows = evaluate.score_clients(fed, lambda: share_model(server["global"], 6))["test"]
     for row, part in zip(rows, fed.clients.test):
         out, y = fed.predict(server["global"], fed.data.x[part]).numpy(), fed.data.y[part].numpy()
         if task == "regression":

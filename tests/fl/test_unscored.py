@@ -51,7 +51,7 @@ def test_unscored__losses_are_those_of_the_tokens_that_count(name, options):
     counts = y != UNSCORED
     expected = loss(logits[counts], y[counts])
     torch.testing.assert_close(losses.mean(loss, logits, y), expected.mean())
-    each = losses.each(loss, logits, y).view(y.shape)
+    each = losses.per_sample(loss, logits, y).view(y.shape)
     torch.testing.assert_close(each[counts], expected)
     assert not each[~counts].any()
 

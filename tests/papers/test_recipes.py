@@ -135,7 +135,7 @@ def test_recipes__fedmrs_rows():
 @pytest.mark.parametrize("name", some([*FEDMR[::4], FEDMR[-1]], [FEDMR[-1]]))
 def test_recipes__fedmrs_models_take_their_images(name):
     config = RECIPES[name]().config
-    padded = blank(config.data.dataset).padded(config.data.pad)
+    padded = blank(config.data.dataset).pad(config.data.pad)
     net = create(torch.Generator(), model_spec(config.replace(width=0.1), padded))
     assert net.eval()(padded.normalise(padded.x)).shape == (2, padded.classes)
 
@@ -324,7 +324,7 @@ def test_recipes__scalefls_own():
     assert factors(config, 100, 101, 200, 201) == pytest.approx([1, 0.1, 0.1, 0.01])
     assert RECIPES["scalefl-cifar10"]().options["scalefl"].start == config.rounds // 4 + 1
     full, choice = config.model.spec(config.data), config.model.architectures
-    levels = [full.scaled(width, depth) for width, depth in zip(choice.widths, choice.blocks())]
+    levels = [full.scale(width, depth) for width, depth in zip(choice.widths, choice.blocks())]
     assert [sum(spec.depth) for spec in levels] == [30, 38, 46, 54]
     assert [max(spec.width) for spec in levels] == [0.7, 0.7, 0.75, 1]
     space = space_of(config)

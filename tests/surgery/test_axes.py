@@ -30,7 +30,7 @@ from surgery.width.axes import (
     terms,
     unify,
 )
-from surgery.width.plan import placed
+from surgery.width.plan import place
 from surgery.width.solve import Solver, size_of
 
 many = settings(max_examples=150)
@@ -62,7 +62,7 @@ def half(atom):
 def positions(axis, keep):
     """The positions that stay of an axis, solved as it is now."""
     solver = Solver()
-    return placed(solver(axis), {solver(atom): keep(atom) for atom in map(find, atoms(axis))}).tolist()
+    return place(solver(axis), {solver(atom): keep(atom) for atom in map(find, atoms(axis))}).tolist()
 
 
 def new_size(axis, keep):
@@ -212,11 +212,11 @@ def test_axes__positions_lie_inside_are_as_many_as_size_of_and_ascend_if_the_cho
     axis, keep = random_axis(random.Random(seed), 3), keeper(choice)
     solver = Solver()
     solved, chosen = solver(axis), {solver(atom): keep(atom) for atom in atoms(axis)}
-    found = placed(solved, chosen).tolist()
+    found = place(solved, chosen).tolist()
     assert len(set(found)) == len(found) == size_of(solved, chosen)
     assert set(found) <= set(range(axis.size))
-    assert sorted(found) == placed(solved, {atom: sorted(kept) for atom, kept in chosen.items()}).tolist()
-    assert placed(solved, {}).tolist() == list(range(axis.size))
+    assert sorted(found) == place(solved, {atom: sorted(kept) for atom, kept in chosen.items()}).tolist()
+    assert place(solved, {}).tolist() == list(range(axis.size))
 
 
 @many

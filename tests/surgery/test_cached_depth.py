@@ -13,7 +13,7 @@ from torch import nn
 import surgery
 from surgery import Section, graft, ungraft
 from surgery.depth.check import check_cached
-from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.constants import Shift, numbers, recount_blocks, renumber
 from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
 from surgery.plan import Plan
@@ -194,9 +194,9 @@ def test_cached_depth__numbers_go_on_through_sections_and_begin_anywhere(monkeyp
     assert [*numbers(net, first)] == ["layer_idx"]  # two blocks: a name has to say that it is a number
     modules = [["dec.0"], ["dec.1"], ["dec.2"]]
     assert numbers(net, second) == {"layer_idx": modules, "depth": modules}
-    moved = renumbered(net, {first: Shift([0, 0], 2)})
+    moved = renumber(net, {first: Shift([0, 0], 2)})
     assert moved == {(f"dec.{i}", "layer_idx"): 5 + i for i in range(3)}
-    moved = renumbered(net, {first: Shift([0, -1], -1), third: Shift([0, 0], 9)})
+    moved = renumber(net, {first: Shift([0, -1], -1), third: Shift([0, 0], 9)})
     assert moved == {("enc.1", "layer_idx"): 1, **{(f"dec.{i}", "layer_idx"): 2 + i for i in range(3)}}
     full, _ = graft(net, depths=[4, 3, 3])
     own = [m.layer_idx for m in full.modules() if isinstance(m, Numbered)]
@@ -216,7 +216,7 @@ def test_cached_depth__numbers_may_belong_to_an_attention_here_and_to_a_convolut
     net = nn.ModuleList([block(0, "conv"), block(1, "attention"), block(2, "attention")])
     found = numbers(net, Section("", ("0", "1", "2")))
     assert found == {"layer_idx": [["0.conv"], ["1.attention"], ["2.attention"]]}  # an index of 1 is in all of them
-    moved = renumbered(net, {Section("", ("0", "1", "2")): Shift([0, -1, -1], -1)})
+    moved = renumber(net, {Section("", ("0", "1", "2")): Shift([0, -1, -1], -1)})
     assert moved == {("1.attention", "layer_idx"): 0, ("2.attention", "layer_idx"): 1}
 
 
@@ -229,17 +229,19 @@ def test_sections__counts_are_those_of_the_section_they_are_named_for():
     net["decoder"].num_layers = 3
     encoder, decoder = surgery.sections(net)
     deeper = [0, 1, 2, 2]
-    assert recounted(net, [encoder, decoder], {encoder: deeper}) == {
+    assert recount_blocks(net, [encoder, decoder], {encoder: deeper}) == {
         ("", "config.num_layers"): 4,
         ("", "config.depths"): (4, 3),
     }
-    assert recounted(net, [encoder, decoder], {decoder: deeper}) == {
+    assert recount_blocks(net, [encoder, decoder], {decoder: deeper}) == {
         ("", "config.decoder_layers"): 4,
         ("", "config.depths"): (3, 4),
         ("decoder", "num_layers"): 4,
     }
     del net.config.decoder_layers
-    assert recounted(net, [encoder, decoder], {encoder: deeper}) == {("", "config.depths"): (4, 3)}  # whose num_layers?
+    assert recount_blocks(net, [encoder, decoder], {encoder: deeper}) == {
+        ("", "config.depths"): (4, 3)
+    }  # whose num_layers?
 
 
 def test_graft__numbers_may_decide_how_many_outputs_there_are():
@@ -265,15 +267,15 @@ def test_sections__a_count_is_that_of_the_section_of_which_no_nearer_configurati
     net = nn.ModuleDict({"vision": stack(3), "text": stack(3)})
     net.config, net["vision"].config = SimpleNamespace(num_layers=3), SimpleNamespace(num_layers=3)
     vision, text = surgery.sections(net)
-    assert recounted(net, [vision, text], {text: [0, 1, 2, 2]}) == {("", "config.num_layers"): 4}
-    assert recounted(net, [vision, text], {vision: [0, 1, 2, 2]}) == {("vision", "config.num_layers"): 4}
+    assert recount_blocks(net, [vision, text], {text: [0, 1, 2, 2]}) == {("", "config.num_layers"): 4}
+    assert recount_blocks(net, [vision, text], {vision: [0, 1, 2, 2]}) == {("vision", "config.num_layers"): 4}
 
 
 def test_sections__a_decoder_whose_configuration_takes_the_layers_of_an_encoder_for_its_number():
     net = nn.ModuleDict({"decoder": stack(3)})
     net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
     (section,) = surgery.sections(net)
-    assert recounted(net, [section], {section: [0, 2]}) == {
+    assert recount_blocks(net, [section], {section: [0, 2]}) == {
         ("", "config.encoder_layers"): 2,
         ("", "config.decoder_layers"): 2,
     }
@@ -296,15 +298,15 @@ def test_sections__a_configuration_counts_and_lists_all_entries_of_a_list_of_sev
         layer_names=[*"qkvo"],
     )
     first, second = surgery.sections(net)
-    assert recounted(net, [first, second], {first: [0, 1, 1], second: [1]}) == {
+    assert recount_blocks(net, [first, second], {first: [0, 1, 1], second: [1]}) == {
         ("", "config.layer_types"): [*"aaac"],
         ("", "config.mlp_layer_types"): [*"xxxy"],
     }
-    assert recounted(net, [first, second], {second: [0]})["", "config.num_layers"] == 3
+    assert recount_blocks(net, [first, second], {second: [0]})["", "config.num_layers"] == 3
 
 
 def test_sections__a_decoder_beside_an_encoder_without_sections_leaves_the_encoders_number_alone():
     net = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": stack(3)})
     net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
     (section,) = surgery.sections(net)
-    assert recounted(net, [section], {section: [0, 2]}) == {("", "config.decoder_layers"): 2}
+    assert recount_blocks(net, [section], {section: [0, 2]}) == {("", "config.decoder_layers"): 2}

@@ -7,7 +7,7 @@ from refusals import refused, zoo_refused
 from torch import nn
 
 import surgery
-from surgery.errors import about, explained
+from surgery.errors import about, explain
 from surgery.pruning import Target, prune
 from surgery.width.attempts import Unreachable
 from zoo import Spec, ZooError
@@ -27,9 +27,9 @@ def test_errors__are_copied_and_sent_with_their_code(kind):
 def test_errors__what_is_said_in_front_leaves_the_code():
     with refused("plan: a.json", "no"), about("a.json"):
         raise surgery.SurgeryError("no", code="plan")
-    with refused("run: loss", "no"), explained("loss"):
+    with refused("run: loss", "no"), explain("loss"):
         raise KeyError("no")
-    with refused("plan"), explained("loss"):
+    with refused("plan"), explain("loss"):
         raise surgery.SurgeryError("no", code="plan")
 
 

@@ -18,10 +18,10 @@ from torch import nn
 import surgery
 from surgery import torch_private
 from surgery.errors import InternalError
-from surgery.forward import call, observed, tensors_in, uncollected, watching
+from surgery.forward import call, observe, pause_collector, tensors_in, watching
 from surgery.torch_private import Operations
 from surgery.width.rules.registry import RULES
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 
 class Looking(nn.Module):
@@ -66,12 +66,12 @@ def test_forward__only_the_modules_of_the_model_are_watched():
 def test_forward__why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged(caplog):
     model, x = Looking(), torch.ones(2, 4)
     with caplog.at_level(logging.INFO, logger="surgery.forward"):
-        found = traced(model, x)
+        found = trace_model(model, x)
     assert not found.on_meta
     assert found.model is model
     assert "meta" in found.why_not
     assert found.why_not in caplog.text
-    plain = traced(nn.Linear(4, 2), x)
+    plain = trace_model(nn.Linear(4, 2), x)
     assert (plain.on_meta, plain.why_not) == (True, "")
     assert plain.example.is_meta
     assert all(p.is_meta for p in plain.model.parameters())
@@ -79,7 +79,7 @@ def test_forward__why_a_model_does_not_run_on_the_meta_device_is_kept_and_logged
 
 def test_forward__what_runs_is_a_copy():
     model = Looking()
-    result = observed(model, torch.ones(2, 4), lambda m, x: (m, m(x)))
+    result = observe(model, torch.ones(2, 4), lambda m, x: (m, m(x)))
     assert result.found[0] is not model
     assert result.model is model
     assert torch.equal(result.found[1], copy.deepcopy(model)(torch.ones(2, 4)))
@@ -104,10 +104,10 @@ def test_forward__every_mapping_holds_keyword_arguments():
     example = UserDict(b=torch.ones(2), a=torch.arange(2.0))
     assert call(Two(), example).tolist() == [-1, 0]
     assert [tensor.tolist() for tensor in tensors_in([example])] == [[1, 1], [0, 1]]
-    result = observed(Two(), example, lambda model, given: call(model, given).device.type)
+    result = observe(Two(), example, lambda model, given: call(model, given).device.type)
     assert result.found == "meta"
     assert all(tensor.is_meta for tensor in tensors_in(result.example))
-    assert observed(Looking(), UserDict(x=torch.ones(2, 4)), call).found.shape == (2, 2)
+    assert observe(Looking(), UserDict(x=torch.ones(2, 4)), call).found.shape == (2, 2)
 
 
 def test_forward__composite_operations_are_taken_apart_in_inference_mode():
@@ -193,11 +193,11 @@ def test_forward__the_collector_of_garbage_waits_and_goes_on():
 
     assert gc.isenabled()
     with pytest.raises(KeyError):
-        uncollected()(fails)()
+        pause_collector()(fails)()
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with pause_collector():
             pass
         assert not gc.isenabled()
     finally:

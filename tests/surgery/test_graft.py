@@ -568,7 +568,7 @@ def test_graft__kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models()
         "section2.1": ["section2.3.conv2.weight"],
     }
     assert [s.name for s in depth.entries["section1.0.conv1.weight"]] == ["section1.2.conv1.weight"]
-    small, width = narrow(shallow, like=spec.scaled(0.5, (1, 2, 1, 1)).build())
+    small, width = narrow(shallow, like=spec.scale(0.5, (1, 2, 1, 1)).build())
     assert_equal_states(depth.compose(width).extract(state(model)), state(small))
     assert small.eval()(x).shape == (2, 10)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import surgery
 from benchmarks import zeros
-from surgery.transformers.settings import attribute_edits, holder_of, made_from
+from surgery.transformers.settings import attribute_edits, holder_of, make_from
 from tests.surgery import test_huggingface_depth as families
 
 
@@ -159,7 +159,7 @@ def test_huggingface_config__a_model_made_for_its_shapes_draws_its_buffers_and_n
             super().__init__(3, config.hidden_size)
             self.register_buffer("noise", nn.init.normal_(torch.zeros(3)))
 
-    made = made_from(Noisy, Config())
+    made = make_from(Noisy, Config())
     assert made.weight.is_meta
     assert made.noise.all()
 

@@ -14,9 +14,9 @@ from torch import nn
 from surgery import state
 from surgery.__main__ import main, run
 from surgery.inspect.describe import describe
-from surgery.inspect.draw import bars, coupled, in_rows
+from surgery.inspect.draw import bars, in_rows, list_coupled
 from surgery.inspect.report import Steps, count_macs, report_of
-from surgery.libraries import named
+from surgery.libraries import make_model
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
 
@@ -39,7 +39,7 @@ def by_hand(model):
 
 
 def test_inspect__json_agrees_with_counting(capsys):
-    model = named("torchvision:resnet18")
+    model = make_model("torchvision:resnet18")
     found = facts(capsys, *RESNET)
     assert found["after"] is None
     assert found["before"]["parameters"] == sum(p.numel() for p in model.parameters())
@@ -265,6 +265,6 @@ def test_inspect__operations_are_counted_without_computing():
 def test_inspect__the_picture_has_a_line_for_each_coupled_width(net, rows, drawn):
     report = report_of(SMALL[net](), shape=(3, 6, 6))
     names = [bar.name for bar in bars(report)]
-    found = coupled(report, names, dict.fromkeys(names, 0))
+    found = list_coupled(report, names, dict.fromkeys(names, 0))
     assert {(tuple(names[i] for i in one.makes), tuple(names[i] for i in one.reads)) for one in found} == drawn
     assert [len(row) for row in in_rows(found)] == rows

@@ -62,7 +62,7 @@ QUICK = """torchvision:resnet50 torchvision:vit_b_16 torchvision:convnext_tiny t
 @pytest.mark.parametrize("name", some(MODELS.split(), QUICK.split()))
 def test_layers__cover_models_of_libraries_without_data(name):
     with torch.device("meta"):
-        model = surgery.libraries.named(name)
+        model = surgery.libraries.make_model(name)
     for unit in ("layer", "block", "tensor"):
         assert_covers(model, surgery.layers(model, unit=unit))
 

@@ -3,12 +3,12 @@ import torch
 import torchvision
 from refusals import refused
 
-from surgery.libraries import check_named, example_input, input_size, named
+from surgery.libraries import check_named, example_input, input_size, make_model
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
 def test_named__models_are_made_with_the_arguments_of_the_library(name):
-    model = named(name, num_classes=7).eval()
+    model = make_model(name, num_classes=7).eval()
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
 
 
@@ -34,7 +34,7 @@ def test_named__names_that_there_are_not_tell_what_there_is(name, message):
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
 def test_named__arguments_that_a_factory_refuses_are_named(name):
     with refused("argument") as caught:
-        named(name, colour="red")
+        make_model(name, colour="red")
     assert "\n" not in str(caught.value)
 
 
@@ -49,7 +49,7 @@ def test_named__nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
     with pytest.raises(RuntimeError, match="no download"):  # torchvision's own default does
         torchvision.models.get_model("lraspp_mobilenet_v3_large", weights=None)
     assert len(asked) == 1
-    model = named("torchvision:lraspp_mobilenet_v3_large")
+    model = make_model("torchvision:lraspp_mobilenet_v3_large")
     assert len(asked) == 1
     assert sum(p.numel() for p in model.parameters()) > 3_000_000
 
@@ -69,6 +69,6 @@ def test_named__nothing_is_downloaded_for_models_with_a_backbone(monkeypatch):
 )
 def test_named__the_input_has_the_size_that_the_model_was_made_for(name, arguments, size):
     with torch.device("meta"):
-        model = named(name, **arguments)
+        model = make_model(name, **arguments)
     assert input_size(model) == size
     assert example_input(model, batch=3).shape == (3, *size)

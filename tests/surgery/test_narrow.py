@@ -22,7 +22,7 @@ from surgery import SurgeryError, load, narrow, state
 from surgery.forward import call as forward
 from surgery.plan import Plan
 from surgery.width.rules.registry import RULES
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -395,9 +395,9 @@ QUICK = ["torchvision:mobilenet_v3_small", "timm:skresnet18", "timm:fasternet_t0
 def test_narrow__models_of_libraries(name):
     options = {"aux_logits": False, "init_weights": False} if "googlenet" in name else {}
     made = (
-        surgery.libraries.named(name, num_classes=7)
+        surgery.libraries.make_model(name, num_classes=7)
         if "regnet" in name
-        else filled(surgery.libraries.named, name, num_classes=7, **options)
+        else filled(surgery.libraries.make_model, name, num_classes=7, **options)
     )
     model, x = randomized(made).double(), images(64).double()  # a RegNet's constructor computes
     rate, most = (0.3, 0.4) if "torchvision" in name else (0.7, 0.62)
@@ -1184,7 +1184,7 @@ def test_narrow__a_model_that_trains_otherwise_runs_five_times():
 def test_narrow__a_training_pass_that_fails_leaves_nothing():
     # The pass runs when its operations are counted; that its output is no tensor shows when it is followed.
     net, x = _Auxiliary(), torch.zeros(2, 4)
-    trace = traced(net, x, output=lambda result: result if result.ndim else ()).found
+    trace = trace_model(net, x, output=lambda result: result if result.ndim else ()).found
     assert trace.untrained
     assert trace.lengths == [len(trace.steps)]
     assert ("auxiliary", "weight") in trace.unused

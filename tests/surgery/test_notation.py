@@ -115,9 +115,9 @@ def test_notation__a_notation_says_what_a_function_does(name, data):
 def test_notation__what_weights_make_and_what_is_summed(notation, weights, made, summed):
     """`left` alone is a weight where `right` is computed: the rank between them is not made, as its factor is data."""
     read = rule_of(notation, "testlib::unknown").__closure__
-    (parsed,) = (cell.cell_contents for cell in read if hasattr(cell.cell_contents, "made_and_summed"))
+    (parsed,) = (cell.cell_contents for cell in read if hasattr(cell.cell_contents, "split_words"))
     given = tuple((name, name in weights.split()) for name in parsed.arguments)
-    assert tuple(map(set, parsed.made_and_summed(given))) == (set(made.split()), set(summed.split()))
+    assert tuple(map(set, parsed.split_words(given))) == (set(made.split()), set(summed.split()))
 
 
 # Operations of a user

@@ -16,10 +16,10 @@ from torch import nn
 
 import surgery
 from surgery import narrow, state
-from surgery.libraries import named
+from surgery.libraries import make_model
 from surgery.width import check
 from surgery.width.provenance import Operation, Place, Tracked, Tracking, evaluate, invert, numbers, plain, remember
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 X = torch.zeros(2, 6)
 A, B = Place("", "a"), Place("", "b")
@@ -171,7 +171,7 @@ def test_narrow__the_narrow_model_runs_once(name, monkeypatch):
     pytest.importorskip("timm")
     runs, difference = [], check._Predicted.difference
     monkeypatch.setattr(check._Predicted, "difference", lambda self, x: runs.append(1) or difference(self, x))
-    model = named(name)
+    model = make_model(name)
     narrow(model, 0.5, surgery.libraries.example_input(model))
     assert len(runs) == 1
 
@@ -181,7 +181,7 @@ def test_narrow__the_narrow_model_runs_once(name, monkeypatch):
 )
 def test_narrow__a_classifier_is_reset_after_a_cut(name):
     pytest.importorskip("timm")
-    model = named(name)
+    model = make_model(name)
     x = surgery.libraries.example_input(model)
     small, _ = narrow(model, 0.5, x)
     small.reset_classifier(7)
@@ -189,7 +189,7 @@ def test_narrow__a_classifier_is_reset_after_a_cut(name):
 
 
 def test_provenance__reads_are_those_of_the_trace_alone():
-    seen = traced(Block(16), X)
+    seen = trace_model(Block(16), X)
     assert {place for read in seen.found.reads for place in [read.number] if isinstance(place, Place)} >= {
         Place("", "dim"), Place("", "sizes", 0), Place("", "sizes", 1)
     }  # fmt: skip

@@ -30,7 +30,7 @@ def pair(name):
     """A full model with statistics and weights that are not trivial, a narrower one, an input."""
     torch.manual_seed(0)
     spec = SPECS[name]
-    full, small = spec.build().double().eval(), spec.scaled(RATES.get(name, 0.5)).build().double().eval()
+    full, small = spec.build().double().eval(), spec.scale(RATES.get(name, 0.5)).build().double().eval()
     for tensor in state(full).values():
         if tensor.is_floating_point() and tensor.ndim == 1:
             tensor.uniform_(0.5, 1.5)
@@ -136,7 +136,7 @@ def test_roll__corners_that_are_no_windows_are_refused():
     for name, fields in (("resnet20", {}), ("preresnet20", {"norm": "group"})):
         spec = Spec(name, image_size=8, depth=1, **fields)
         with refused("width"):
-            rolling(spec.build(), spec.scaled(0.5).build(), example=spec.example(2))
+            rolling(spec.build(), spec.scale(0.5).build(), example=spec.example(2))
     mlps = [nn.Sequential(nn.Linear(2, width), nn.Linear(width, out)) for width, out in ((6, 3), (4, 2))]
     with refused("width: '1.weight'"):
         rolling(*mlps, example=torch.zeros(1, 2))

@@ -11,7 +11,7 @@ from torch import nn
 
 import surgery
 from surgery.forward import tensors_in
-from surgery.symmetry.permutation import solved_for
+from surgery.symmetry.permutation import trace_and_solve
 from surgery.width import trace
 from surgery.width.rules.registry import RULES, canonical
 from surgery.width.solve import named_widths
@@ -86,7 +86,7 @@ def test_rule_samples__a_rule(name, monkeypatch):
 @torch.no_grad()
 def test_permute__a_rule_keeps_what_is_computed_in_any_order(name):
     net, draw = network(name), torch.Generator().manual_seed(1)
-    _, solution = solved_for(net, EXAMPLE, None, "permute")
+    _, solution = trace_and_solve(net, EXAMPLE, None, "permute")
     free = {name: width.size for name, width in named_widths(solution).items() if not width.order}
     assert free
     orders = {name: torch.randperm(size, generator=draw) for name, size in free.items()}

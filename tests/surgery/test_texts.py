@@ -18,7 +18,7 @@ NET, X = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros
 LAYERS = {"first": nn.Linear(4, 6), "last": nn.Linear(6, 2)}
 ORDER = Made(lambda net, x: net.last(net.first(x).cumsum(1)), **LAYERS)
 NUMBER = Made(lambda net, x: net.last(net.first(x).reshape(-1, 2, 3).flatten(1)), **LAYERS)
-RESNET = surgery.libraries.named("torchvision:resnet18")
+RESNET = surgery.libraries.make_model("torchvision:resnet18")
 TEXTS = {
     "no width": (
         lambda: surgery.narrow(NET, example=X),

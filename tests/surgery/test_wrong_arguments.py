@@ -71,7 +71,7 @@ CALLS = {
     surgery.permutations: {"n": 2, "k": 3, "generator": None},
     surgery.recombine.inverse: {"permutations": PERMUTATIONS},
     surgery.shuffle: {"models": STACK, "segments": SEGMENTS, "permutations": PERMUTATIONS},
-    surgery.libraries.named: {"name": "timm:resnet10t"},
+    surgery.libraries.make_model: {"name": "timm:resnet10t"},
     surgery.libraries.example_input: {"model": NET, "batch": 2},
     Plan: {"entries": PLAN.entries, "shapes": PLAN.shapes, "edits": PLAN.edits, "dtypes": {}},
     PLAN.extract: {"full": STATE},
@@ -171,7 +171,7 @@ def test_wrong_arguments__a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.permutations(2, 3, generator=3), "argument"),
         (lambda: surgery.average(SMALL, PLAN, fallback=NET), "argument"),
         (lambda: surgery.average([SMALL], [NET], fallback=NET), "argument"),
-        (lambda: surgery.libraries.named(NET), "argument"),
+        (lambda: surgery.libraries.make_model(NET), "argument"),
         (lambda: surgery.narrow(NET, example=torch.zeros(1, 3)), "argument"),
     ],
 )

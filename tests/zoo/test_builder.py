@@ -37,7 +37,7 @@ def test_builder__scalers_leave_names_and_evaluation_alone(name):
 
 @pytest.mark.parametrize("name", some(takes("scaler"), ["cnn", "resnet20", "mobilenetv2", "transformer"]))
 def test_builder__scalers_leave_full_models_alone(name):
-    specs = [quiet(name, scaler=s, **able(name, norm="batch")).scaled(4) for s in (False, True)]
+    specs = [quiet(name, scaler=s, **able(name, norm="batch")).scale(4) for s in (False, True)]
     with torch.no_grad():
         assert torch.equal(*(s.build(torch.Generator().manual_seed(0))(inputs(s)) for s in specs))
 

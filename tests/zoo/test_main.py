@@ -62,7 +62,7 @@ def test_main__models_that_do_not_take_a_flag_are_left_out(capsys):
         (["--norm", "foo"], "unknown norm 'foo'"),
         (["--num-classes", "0"], "1 or more, got 0"),
         (["vgg11", "--image-size", "8"], "32x32 or larger, got 8x8"),
-        (["timm:resnet18"], "the zoo has no 'timm:resnet18': surgery.libraries.named makes"),
+        (["timm:resnet18"], "the zoo has no 'timm:resnet18': surgery.libraries.make_model makes"),
         (["resnet20", "--width", "1e9"], "width is a rate above 0"),
         (["resnet20", "--json", "--yaml"], "give one"),
         (["--width", "1,,1"], "--width '1,,1' is no list of numbers"),

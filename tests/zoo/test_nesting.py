@@ -90,7 +90,7 @@ def test_nesting__smaller_models_lie_in_larger_ones(name):
 def test_nesting__with_other_norms_too(norm):
     for name in takes("norm"):
         large = Spec(name, norm=norm, **shapes(name))
-        assert_nested(large.scaled(0.3, depth=large.depth and 1).build(device="meta"), large.build(device="meta"))
+        assert_nested(large.scale(0.3, depth=large.depth and 1).build(device="meta"), large.build(device="meta"))
 
 
 STEPPING = [name for name in zoo.names() if "step_size" in Spec(name).architecture.defaults]
@@ -113,7 +113,7 @@ SECTIONED = [name for name in FAMILIES if name not in ("cnn", "lenet")]
 @pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name in NESTED]))
 def test_nesting__corners_of_the_large_weights_run_in_the_small_model(name):
     spec = Spec(name, **shapes(name) | sized(name))
-    large, small = spec.build(), spec.scaled(0.6).build()
+    large, small = spec.build(), spec.scale(0.6).build()
     assert any(a.shape != b.shape for a, b in zip(small.parameters(), large.parameters(), strict=True))
     state = random(large)
     small.load_state_dict(leading(small.state_dict(), state), strict=True)
@@ -123,7 +123,7 @@ def test_nesting__corners_of_the_large_weights_run_in_the_small_model(name):
 @pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
 def test_narrow__surgery_relates_widths_by_reference(name):
     spec = Spec(name, **shapes(name) | sized(name))
-    large, small = spec.build(), spec.scaled(0.6).build()
+    large, small = spec.build(), spec.scale(0.6).build()
     large.load_state_dict(random(large))
     narrow, plan = surgery.narrow(large, like=small)
     part = plan.extract(large.state_dict())
@@ -143,7 +143,7 @@ def test_ungraft__surgery_relates_depths(name):
     deep = tuple(min(3, d + 1) for d in Spec(name).depth)
     shallow = tuple(range(1, 3)) * 4
     spec = Spec(name, depth=deep, **shapes(name) | sized(name))
-    small = spec.scaled(depth=tuple(min(a, b) for a, b in zip(shallow, deep)))
+    small = spec.scale(depth=tuple(min(a, b) for a, b in zip(shallow, deep)))
     assert small.depth != deep
     large = spec.build()
     large.load_state_dict(random(large))
@@ -178,7 +178,7 @@ def test_nesting__sections_are_found(name):
 @pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "transformer"]))
 def test_narrow__narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **shapes(name))
-    half = spec.scaled(0.5).build(device="meta").state_dict()
+    half = spec.scale(0.5).build(device="meta").state_dict()
     _, plan = surgery.narrow(spec.build(), 0.5, spec.example(2))
     for key, tensor in half.items():
         if name == "resnet20_fedmr" and key.startswith("tail"):
@@ -195,7 +195,7 @@ def test_nesting__a_narrow_transformer_has_the_leading_channels_of_every_head(ra
     """The wide q, k and v as (channel, head): a narrow head's channels are the first of the same head."""
     name = "transformer" if causal else "transformer_masked"
     spec = Spec(name, width=0.5, depth=1, dropout=0, num_classes=11, tokens=6)
-    wide, narrow = spec.build(torch.Generator().manual_seed(seed)), spec.scaled(rate).build()
+    wide, narrow = spec.build(torch.Generator().manual_seed(seed)), spec.scale(rate).build()
     narrow.load_state_dict(leading(narrow.state_dict(), wide.state_dict()))
     wide, narrow = (model.section1[0].attention for model in (wide, narrow))
     heads, size = 8, narrow.q.out_features // 8
@@ -256,7 +256,7 @@ def test_narrow__surgery_finds_the_sections_and_widths_of_a_model_with_exits():
     spec = Spec("resnet18", exits=True, depth=(2, 1, 2, 0), **shapes("resnet18") | {"width": 0.5})
     net = spec.build()
     assert found(net) == [("section1", 2), ("section2", 1), ("section3", 2)]
-    half = spec.scaled(0.5).build(device="meta").state_dict()
+    half = spec.scale(0.5).build(device="meta").state_dict()
     for mode in (True, False):
         _, plan = surgery.narrow(net.train(mode), 0.5, spec.example(2))
         assert plan.small_shapes == {key: tuple(tensor.shape) for key, tensor in half.items()}

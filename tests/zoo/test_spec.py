@@ -176,15 +176,15 @@ def test_spec__bad_arguments(name, options, expected):
 @settings(max_examples=50)
 @given(specs().filter(lambda spec: ":" not in spec.name), st.floats(0.1, 2), st.floats(0.1, 2))
 def test_spec__scaled_multiplies(spec, a, b):
-    assert spec.scaled() == spec
-    twice, once = spec.scaled(a).scaled(b), spec.scaled(a * b)
+    assert spec.scale() == spec
+    twice, once = spec.scale(a).scale(b), spec.scale(a * b)
     assert twice.width == pytest.approx(once.width)
     assert dataclasses.replace(twice, width=once.width) == once
     rates = tuple(a + i / 10 for i in range(len(spec.width)))
-    assert spec.scaled(rates).width == tuple(w * r for w, r in zip(spec.width, rates))
+    assert spec.scale(rates).width == tuple(w * r for w, r in zip(spec.width, rates))
     if spec.depth:
-        assert spec.scaled(depth=1).depth == (1,) * len(spec.depth)
-        assert spec.scaled(a).depth == spec.depth
+        assert spec.scale(depth=1).depth == (1,) * len(spec.depth)
+        assert spec.scale(a).depth == spec.depth
 
 
 def scaled(channels, rate, rounding="ceil"):

@@ -11,7 +11,7 @@ from benchmarks.papers.models.figures import heat_maps, histograms
 from benchmarks.papers.models.similarity import SectionSimilarity, block_similarity
 from benchmarks.papers.models.weights import Compared, initial_model, measure, read, scale_table, similarity_table
 from fl import models
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.figures.style import check_new, save
@@ -106,7 +106,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     given = arguments(argv)
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = given.call(given)
     return ended.code
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks.papers.models.similarity import SectionSimilarity, convolutions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.tables import aligned
+from fl.base.tables import align_columns
 from fl.models.fleet import brief, make_example
 from fl.models.init import maker
 from fl.runs import checkpoint
@@ -53,7 +53,7 @@ def similarity_table(compared: Compared) -> str:
             cells = [f"{value:.4f}" for value in values] + [f"{after - values[0]:+.4f}" for after in values[1:]]
             lines.append([name, layer.removesuffix(".weight") if layer else "all", str(number), *cells])
             name = ""
-    return f"{compared.title}\n{aligned(lines, left=2)}"
+    return f"{compared.title}\n{align_columns(lines, left=2)}"
 
 
 class Member(NamedTuple):
@@ -183,7 +183,7 @@ def scale_table(members: Sequence[Member], variation: Variation) -> str:
     for one, last in zip(members, cells):
         depth = brief(one.spec.depth) if one.spec.depth else "-"
         rows.append([one.name, brief(one.spec.width), depth, f"{one.parameters:,}", *last])
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def ends(one: Member) -> dict[str, Tensor]:

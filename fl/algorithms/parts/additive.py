@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.engine.losses import cross_entropy, measured, of_samples
+from fl.engine.losses import cross_entropy, measure, of_samples
 from fl.federation import Federation
 from fl.federation.client_models import Level, count, logits
 from fl.federation.last_value import LastValue
@@ -27,7 +27,7 @@ class Cache:
     """
 
     def __init__(self, fed: Federation) -> None:
-        parts = [_here(fed, each) for each in (fed.clients.train, fed.clients.valid)]
+        parts = [_local_samples(fed, each) for each in (fed.clients.train, fed.clients.valid)]
         every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
             raise FLError(
@@ -74,7 +74,7 @@ class Validation:
                 "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds"
             )
         self._fed, self._cache, self.mean, self._parts = fed, cache, mean, parts
-        self._here, self._owners = _here(fed, parts)
+        self._here, self._owners = _local_samples(fed, parts)
         self._samples = upload(self._here, device)
         self._labels = fed.data.labels_at(self._here)
 
@@ -94,7 +94,7 @@ class Validation:
         """
         loss, values = self._fed.local.loss, []
         for newest in more:
-            each = measured(loss, self._logits(levels, newest), self._labels)
+            each = measure(loss, self._logits(levels, newest), self._labels)
             values.append(of_samples(each, loss, self._labels))
         return self._means(values)
 
@@ -127,7 +127,7 @@ class Validation:
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
 
 
-def _here(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
+def _local_samples(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
     """Return the samples that are on this machine, and the client of each: on a client's own machine only its own
     are.
     """

@@ -47,7 +47,7 @@ class LevelType:
         """Return the models that a client may choose from, at the end of a level that it never took part in: int64."""
         return level.used[level.used >= 0].unique()
 
-    def sent(self, update: ClientUpdate) -> ClientUpdate:
+    def upload(self, update: ClientUpdate) -> ClientUpdate:
         """Return what the participants send of what they trained."""
         return update
 
@@ -106,7 +106,7 @@ class ClusterLevel(LevelType):
 
     def objective(self) -> Objective:
         """Return the loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
-        loss = _weighted(self.fed.local.objective) if self.share_gradients else self.fed.local.objective
+        loss = _weigh(self.fed.local.objective) if self.share_gradients else self.fed.local.objective
         return proximal(self.lam, loss) if self.lam else loss
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
@@ -132,7 +132,7 @@ class PersonalLevel(LevelType):
         """Nothing: a participant goes on with its own model."""
         return {}
 
-    def sent(self, update: ClientUpdate) -> ClientUpdate:
+    def upload(self, update: ClientUpdate) -> ClientUpdate:
         """Nothing: a participant keeps its model."""
         return update._replace(received={}, client_states=update.states)
 
@@ -169,7 +169,7 @@ def add_level_traffic(
     return traffic.more(metrics, model, down=metrics["bytes_down"] * copies / participants)
 
 
-def _weighted(objective: Objective) -> Objective:
+def _weigh(objective: Objective) -> Objective:
     def weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         return context["weight"] * objective(call, params, context, batch)
 

@@ -14,7 +14,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.base.errors import Diverged
 from fl.base.rng import Rng
 from fl.federation import Federation
-from fl.federation.client_models import personal, shared
+from fl.federation.client_models import personal, share_model
 from fl.federation.clients import CLIENTS
 from surgery import Stack, layers
 from surgery.states import names_by_id
@@ -75,11 +75,11 @@ def classifier(model: nn.Module) -> list[str]:
     return [name for layer in heads for name in layer.tensors]
 
 
-def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
+def train_only(model: nn.Module, names: Collection[str]) -> nn.Module:
     """Return a copy of the model that trains only these of the parameters that the model trains.
 
     >>> import zoo
-    >>> net = trained_only(zoo.create("lenet"), ["fc3.bias"])
+    >>> net = train_only(zoo.create("lenet"), ["fc3.bias"])
     >>> [name for name, p in net.named_parameters() if p.requires_grad]
     ['fc3.bias']
     """
@@ -102,7 +102,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
     if not epochs:
         return algorithm
     tuning = side_by_side(fed, epochs=epochs)
-    return adapted(algorithm, lambda models, clients, rng: train_or_keep(tuning, models, clients, rng))
+    return adapt_clients(algorithm, lambda models, clients, rng: train_or_keep(tuning, models, clients, rng))
 
 
 def side_by_side(fed: Federation, **settings: Any) -> Federation:
@@ -114,7 +114,7 @@ def side_by_side(fed: Federation, **settings: Any) -> Federation:
     return fed.with_local(max_parallel_clients=fed.local.max_parallel_clients or fed.participants, **settings)
 
 
-def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
+def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
     """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
@@ -128,14 +128,14 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
     count = len(algorithm.fed.clients)
 
     def init():
-        return {**algorithm.init(), "rng": _marked(Rng(0))}
+        return {**algorithm.init(), "rng": _mark(Rng(0))}
 
     def aggregate(server, clients, update, rng):
-        after, metrics = algorithm.aggregated(server, clients, update, rng)
-        return {**after, "rng": _marked(rng)}, metrics
+        after, metrics = algorithm.aggregate_clients(server, clients, update, rng)
+        return {**after, "rng": _mark(rng)}, metrics
 
     def models(server):
-        found = algorithm.models(server) if algorithm.models else shared(server["global"], count)
+        found = algorithm.models(server) if algorithm.models else share_model(server["global"], count)
         return found._replace(rng=last_round(server))
 
     def personalize(models, client_states, clients, rng):
@@ -150,5 +150,5 @@ def last_round(server: Server) -> Rng:
     return Rng(seed, max(number, 1))
 
 
-def _marked(rng: Rng) -> dict[str, torch.Tensor]:
+def _mark(rng: Rng) -> dict[str, torch.Tensor]:
     return {"seed": torch.tensor(rng.seed), "round": torch.tensor(rng.round)}

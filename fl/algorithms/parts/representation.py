@@ -47,11 +47,11 @@ def head_of(fed: Federation, method: str) -> str:
     return name
 
 
-def represented(model: nn.Module, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def represent(model: nn.Module, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the model's logits for a batch, and its representations: what the module of this name is given.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
-    >>> [made.shape[1] for made in represented(net, "2", torch.ones(4, 2))]
+    >>> [made.shape[1] for made in represent(net, "2", torch.ones(4, 2))]
     [5, 3]
     """
     seen: list[Tensor] = []

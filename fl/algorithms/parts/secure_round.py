@@ -48,12 +48,12 @@ class SecureRecombination(NamedTuple):
         """
         return self.fed.transport.recombine(self, update, message, clients, rng)
 
-    def simulated(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
+    def simulate(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
         """Recombine the models of clients that are simulated in this process."""
         each = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
         models = {client: model for client, model, size in each if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
-        return recombined(update, message["model"], clients, self.pieces, outcome, rng.round)
+        return recombine_received(update, message["model"], clients, self.pieces, outcome, rng.round)
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
@@ -86,7 +86,7 @@ def choices(rng: Rng, client: int) -> random.Random:
     return random.Random(int(rng.numpy("secure", client).integers(2**63)))
 
 
-def recombined(
+def recombine_received(
     update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
     """Return what the server receives by an exchange that is over, see `SecureRecombination`."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm
 from fl.federation import Federation
-from fl.federation.client_models import shared
+from fl.federation.client_models import share_model
 from fl.federation.clients import CLIENTS
 from surgery import State, broadcast
 
@@ -34,7 +34,7 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
         return {"model": broadcast(without(server["global"], kept), len(clients))}
 
     def client(message, client_states, clients, rng):
-        update = fed.train(joined(message["model"], client_states), clients, rng)
+        update = fed.train(join(message["model"], client_states), clients, rng)
         own = {name: update.states[name] for name in client_states}
         return update._replace(received=without(update.received, kept), client_states=own)
 
@@ -45,14 +45,14 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
             mean |= fed.average(models, update.sizes, fallback=known)
         return {"global": mean}
 
-    def joined(rest, part):
+    def join(rest, part):
         return {name: part[name] if name in part else rest[name] for name in names}
 
     def models(server):
-        return shared(without(server["global"], kept), len(fed.clients))
+        return share_model(without(server["global"], kept), len(fed.clients))
 
     def personalize(models, client_states, clients, rng):
-        return joined(models, client_states)
+        return join(models, client_states)
 
     return Algorithm(fed, init, client, aggregate, send, models=models, personalize=personalize)
 

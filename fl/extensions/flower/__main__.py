@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl.base.console import as_called, guarded
+from fl.base.console import as_called, guard
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import flag_in
@@ -29,7 +29,7 @@ can be given as well; those of the data say what the nodes get.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the command line. Returns the exit code: 0, or 2 for what cannot be run, 130 on Ctrl-C."""
-    with guarded() as ended:
+    with guard() as ended:
         ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
     return ended.code
 

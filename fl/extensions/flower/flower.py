@@ -22,7 +22,7 @@ _NAMES = 1 << 20  # bytes of the names of an answer's pieces
 _LATE = 64  # unanswered requests that are remembered, to report late answers
 
 
-def packed(message: NodeMessage) -> RecordDict:
+def pack(message: NodeMessage) -> RecordDict:
     """Pack a request or an answer as Flower carries it: its tensors as an ArrayRecord, the rest as JSON."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -34,8 +34,8 @@ def packed(message: NodeMessage) -> RecordDict:
     return RecordDict({"tensors": ArrayRecord(arrays), "message": said})
 
 
-def unpacked(content: RecordDict, limit: int | None = None) -> NodeMessage:
-    """Return the inverse of `packed`.
+def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
+    """Return the inverse of `pack`.
 
     Raises InvalidMessage for other content, or one that has more bytes than the limit.
     """
@@ -82,7 +82,7 @@ class GridLink:
             kind = "query" if request.header["kind"] == "hello" else "train"
             # Flower throws answers away that come after their time; until then a late one is still seen, and named
             message = Message(
-                packed(request), node, kind, ttl=2 * timeout + 60, group_id=str(request.header.get("round"))
+                pack(request), node, kind, ttl=2 * timeout + 60, group_id=str(request.header.get("round"))
             )
             (name,) = list(self.grid.push_messages([message])) or [None]
             if name is None:
@@ -121,7 +121,7 @@ class GridLink:
     def _pull(self, name: str, limit: int) -> list[Message | str]:
         """Return the answers to one request, up to a number of bytes."""
         try:
-            with _bounded(self.grid, limit):
+            with _bound(self.grid, limit):
                 return list(self.grid.pull_messages([name]))
         except _TooLong as error:
             return [str(error)]
@@ -132,11 +132,11 @@ class _TooLong(Exception):
 
 
 @contextmanager
-def _bounded(grid: Grid, limit: int) -> Iterator[None]:
+def _bound(grid: Grid, limit: int) -> Iterator[None]:
     """Limit the bytes of answers that a grid reads in the block; it raises _TooLong for more.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
-    them. A grid within one process has them already, and `unpacked` refuses them.
+    them. A grid within one process has them already, and `unpack` refuses them.
     """
     client = getattr(grid, "_runtime_client", None)
     if client is None:
@@ -144,7 +144,7 @@ def _bounded(grid: Grid, limit: int) -> Iterator[None]:
         return
     fetch, read = client.PullObject, 0
 
-    def counted(request: Any) -> Any:
+    def count(request: Any) -> Any:
         nonlocal read
         if read > limit + _NAMES:
             raise _TooLong(_too_long(read, limit, "more than "))
@@ -152,7 +152,7 @@ def _bounded(grid: Grid, limit: int) -> Iterator[None]:
         read += len(response.object_content)
         return response
 
-    client.PullObject = counted
+    client.PullObject = count
     try:
         yield
     finally:
@@ -170,7 +170,7 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     if reply.has_error():
         return _reason(reply)
     try:
-        answer = unpacked(reply.content, limit)
+        answer = unpack(reply.content, limit)
     except InvalidMessage as error:
         return str(error)
     if isinstance(answer.header, dict) and set(answer.header) == {"kind", "refused"}:
@@ -178,14 +178,14 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     return answer
 
 
-def answered(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> Message:
+def reply_to(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> Message:
     """Return a node's reply to a message: its answer, or why there is none."""
     from flwr.app import Message
 
     try:
-        content = packed(answer(unpacked(message.content)))
+        content = pack(answer(unpack(message.content)))
     except FLError as error:
-        content = packed(NodeMessage({"kind": "refused", "refused": str(error)}, {}))
+        content = pack(NodeMessage({"kind": "refused", "refused": str(error)}, {}))
     return Message(content, reply_to=message)
 
 

@@ -216,7 +216,7 @@ class Deployment:
         process.wait()
         # Flower starts apps in sessions of their own: they may outlive it, and hold the run folder
         end = time.monotonic() + (0 if kill else _GRACE)
-        while left := _marked(self._mark(name)):
+        while left := _find_marked(self._mark(name)):
             for number in left if time.monotonic() >= end else ():
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
@@ -254,7 +254,7 @@ class Deployment:
             raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}", code="peers")
 
 
-def _marked(mark: str) -> list[int]:
+def _find_marked(mark: str) -> list[int]:
     """Return the processes that were started with a mark, zombies left out; none where the system does not tell."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):

@@ -73,10 +73,10 @@ def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
     return {name: tensor for key, part in tree.items() for name, tensor in flat(part, f"{prefix}/{key}").items()}
 
 
-def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+def nest(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     """Return the inverse of `flat`: what lies below a prefix.
 
-    >>> nested({"context/anchor/w": 1, "context/share": 2, "state/w": 3}, "context")
+    >>> nest({"context/anchor/w": 1, "context/share": 2, "state/w": 3}, "context")
     {'anchor': {'w': 1}, 'share': 2}
     """
     tree: dict[str, Any] = {}

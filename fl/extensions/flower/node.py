@@ -16,7 +16,7 @@ from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
 from fl.engine.constants import digest as base_digest
-from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nested
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nest
 from fl.extensions.flower.secret import as_frames, as_tensors
 from fl.extensions.flower.store import Store
 from fl.federation import Federation
@@ -96,7 +96,7 @@ class Node:
         wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool, "secure": (dict, type(None))}
         asked, tensors = self._open(request, wanted)
         keeps, client_states = asked["keeps"], self._client_state(tensors, asked["keeps"])
-        received = nested(tensors, "message")
+        received = nest(tensors, "message")
         message = _row(received)
         if asked["list"]:
             message["model"] = [received["model"]]
@@ -133,7 +133,7 @@ class Node:
 
     def _exchange(self, request: NodeMessage) -> NodeMessage:
         """Take part in a phase of an exchange in secret."""
-        asked = self._addressed(request, {"phase": int})
+        asked = self._address(request, {"phase": int})
         kept = self._store.exchange()
         try:
             client = Client.load(kept)
@@ -174,7 +174,7 @@ class Node:
             raise InvalidMessage(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
         levels, more = self._levels(tensors, asked["levels"]), []
         for number, kind in enumerate(asked["more"]):
-            state = nested(tensors, f"more{number}")
+            state = nest(tensors, f"more{number}")
             if kind == "personal":
                 state = {name: tensor[0] for name, tensor in self._client_state(tensors, asked["keeps"]).items()}
             more.append(self._level(state) if kind else None)
@@ -187,7 +187,7 @@ class Node:
         """Return the models of this client on some levels; those with a digest stay here, and may have come before."""
         found = []
         for number, digest in enumerate(digests):
-            state = nested(tensors, f"level{number}")
+            state = nest(tensors, f"level{number}")
             found.append(self._level(self._store.level(str(digest), state) if digest else state))
         return found
 
@@ -207,13 +207,13 @@ class Node:
         fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
         if not are_counts(keeps["needed"]):
             raise InvalidMessage("the versions that are still needed are no numbers")
-        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "client_state")
+        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nest(tensors, "client_state")
         return _row(self._on_device(found))
 
     def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self._fed.data.device) for name, tensor in tensors.items()}
 
-    def _addressed(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
+    def _address(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of a request to this client, with further fields."""
         wanted = {"client": int, "seed": int, "round": int, "ticket": str}
         asked = fields(request.header, {**wanted, **more})
@@ -228,7 +228,7 @@ class Node:
         """
         made_of = {"config": str, "model": dict, "fleet": (dict, type(None)), "clients": int, "participants": int}
         made_of |= {"batch": int, "base": (str, type(None))}
-        asked = self._addressed(request, {**made_of, **more})
+        asked = self._address(request, {**made_of, **more})
         key = {name: asked[name] for name in made_of}
         if self._key != key:
             self._fed = self._federation(**key)
@@ -261,7 +261,7 @@ class Node:
         data, local = training(settings, self.data.to(device))
         spec = model_spec(settings, data) if custom_model.is_custom(settings.model.name) else _spec(model)
         if model_change(settings.extensions):
-            net, make, architectures = self._adapted(settings, spec, clients, device, base)
+            net, make, architectures = self._adapt(settings, spec, clients, device, base)
         else:
             net, make, architectures = create(torch.Generator(), spec).to(device), partial(create, spec=spec), None
         parts = []
@@ -281,7 +281,7 @@ class Node:
             architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
         return Federation(net, data, splits, participants, local, spec=spec, create=make, fleet=architectures)
 
-    def _adapted(
+    def _adapt(
         self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
     ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
         """Return the models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""

@@ -104,7 +104,7 @@ class Nodes:
         Raises:
             FLError: if fewer than the quorum are left, or than all where all have to answer.
         """
-        known, sendable = self._addressed(clients, requests)
+        known, sendable = self._address(clients, requests)
         answers, notes = self._link.ask(sendable, self._timeouts.round, HEADER + limit) if known else ([], [])
         came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
         for k, answer in zip(known, answers):
@@ -172,7 +172,7 @@ class Nodes:
                 )
             time.sleep(0.2)
 
-    def _addressed(
+    def _address(
         self, clients: Sequence[int], requests: Sequence[NodeMessage]
     ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
         """Return the positions of clients with connected nodes, and their requests with the place of each.
@@ -198,14 +198,14 @@ class Nodes:
             if isinstance(answer, str):  # silence may pass
                 continue
             try:
-                said = self._introduced(answer.header)
+                said = self._introduce(answer.header)
             except InvalidMessage as error:
                 self._refused[place] = str(error)
                 _log.warning("warning: a node is refused: %s", error)
             else:
                 self._places[said["client"]], self.reported[said["client"]] = place, said
 
-    def _introduced(self, header: Any) -> dict[str, Any]:
+    def _introduce(self, header: Any) -> dict[str, Any]:
         """Return what a node says of itself.
 
         Raises InvalidMessage if it does not fit the test set, or what it said before.

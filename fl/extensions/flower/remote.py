@@ -29,10 +29,10 @@ from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, is_remote
 from fl.federation.scores import SCORES, task_of
 from fl.federation.update import ClientUpdate
-from fl.models.architectures import announced
+from fl.models.architectures import make_announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
-from fl.runs.evaluate import held_out
+from fl.runs.evaluate import list_held_out
 from fl.runs.simulation import simulate
 from fl.settings import Config
 from fl.settings.extensions import EXTENSIONS
@@ -128,7 +128,7 @@ class Remote:
             if "budget" in budget:
                 specs.append(largest_within(space, budget["budget"], self.config.model.architectures.unit))
             else:
-                specs += announced(space, [budget], f"what client {client} reported")
+                specs += make_announced(space, [budget], f"what client {client} reported")
         return specs
 
     def begin(self, fed: Federation) -> None:
@@ -172,7 +172,7 @@ class Remote:
         def read(k: int, answer: NodeMessage) -> tuple[State, Tensor, bytes]:
             tensors = dict(answer.tensors)
             key = take_key(tensors) if secure else b""
-            state, loss = self._trained(tensors, {} if secure else models[k])
+            state, loss = self._read_trained(tensors, {} if secure else models[k])
             self._count(answer)
             self._has[clients[k]] = {digest for digest in requests[k].header["levels"] if digest}
             return state, loss, key
@@ -221,7 +221,7 @@ class Remote:
         """Return the numbers of samples of clients, 0 for those at other positions than these."""
         return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
-    def _trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
+    def _read_trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
         """(state, loss) of an answer. Raises InvalidMessage unless the state is one like the start."""
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
@@ -270,7 +270,7 @@ class Remote:
     def score(self, models: Callable[[], ClientModels], here: Callable) -> dict[str, list[dict[str, float]]]:
         """See `Transport.score`."""
         fed, seen, used = self.federation, {}, models()
-        parts, clients = held_out(fed), range(len(self.splits))
+        parts, clients = list_held_out(fed), range(len(self.splits))
         columns = list(SCORES[task_of(fed.data)])
         requests = [self._question(used, client, parts, seen) for client in clients]
 

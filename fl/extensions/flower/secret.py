@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl.algorithms.parts.secure_round import SecureRecombination, recombined
+from fl.algorithms.parts.secure_round import SecureRecombination, recombine_received
 from fl.base.rng import Rng
 from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields
-from fl.federation.divergence import finite_rows, restored
+from fl.federation.divergence import finite_rows, restore
 from fl.federation.update import ClientUpdate
 from fl.secure import Envelope, Server
 from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA
@@ -63,10 +63,10 @@ class SecretExchange:
         interrupted = list(outcome.excluded.values()).count(INTERRUPTED)  # they were there until another one was lost
         left, did = len(outcome.models) or interrupted, "took part in secure recombination to its end"
         remote.nodes.require_quorum(left, len(clients), did, rng.round, outcome.reasons)
-        new = recombined(update, self._starts, clients, self._step.pieces, outcome, rng.round)
+        new = recombine_received(update, self._starts, clients, self._step.pieces, outcome, rng.round)
         # whose piece is infinite or not a number nobody knows: the model that it is in is not used
         fine = finite_rows(new.states, self._starts).tolist()
-        states = restored(new.states, self._starts, fine)
+        states = restore(new.states, self._starts, fine)
         sizes = tuple(size if ok else 0 for size, ok in zip(new.sizes, fine))
         return new._replace(states=states, received=states, sizes=sizes)
 

@@ -56,7 +56,7 @@ class AdapterOptions:
         return max(self.ranks, default=self.rank)
 
 
-def adapted(
+def add_adapters(
     base: nn.Module,
     options: AdapterOptions,
     generator: torch.Generator,
@@ -76,7 +76,7 @@ def adapted(
         FLError: for patterns that no layer matches.
 
     >>> net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    >>> small = adapted(net, AdapterOptions("lora", rank=2, train=("2",)), torch.Generator())
+    >>> small = add_adapters(net, AdapterOptions("lora", rank=2, train=("2",)), torch.Generator())
     >>> list(small.state_dict())
     ['0.lora_A.weight', '0.lora_B.weight', '2.weight', '2.bias']
     """
@@ -105,7 +105,7 @@ def adapted(
     return as_constants(model, {id(layer.base_layer.weight) for _, layer in adapters.adapted_layers(model)})
 
 
-def folded(model: nn.Module) -> nn.Module:
+def fold_adapters(model: nn.Module) -> nn.Module:
     """Fold the adapters of a model into its weights: a copy with the parameters of the base.
 
     A model without adapters is returned as it is.

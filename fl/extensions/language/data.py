@@ -16,7 +16,7 @@ from fl.base.settings import check_values
 from fl.data.arrays import UNSCORED
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader
-from fl.data.text import TextOptions, numbered, splitter
+from fl.data.text import TextOptions, number_tokens, splitter
 
 _log = logging.getLogger("fl")
 
@@ -48,7 +48,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
     check_values(options, "text")
     options.check()
     template = _parts_of(options.template)
-    pairs = [_filled(template, row, number) for number, row in enumerate(rows)]
+    pairs = [_fill(template, row, number) for number, row in enumerate(rows)]
     owners, names = _owners(rows)
     train, test = _parts(np.zeros(len(rows), np.int64) if owners is None else owners)
     if not len(test):
@@ -58,7 +58,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
         )
     split, known = splitter(options)
     first, second = ([split(half) for i in part for half in pairs[i]] for part in (train, test))
-    *coded, vocabulary = numbered(first, second, options, known)
+    *coded, vocabulary = number_tokens(first, second, options, known)
     if (end := getattr(getattr(known, "tokenizer", None), "eos_token_id", None)) is not None:
         coded = [[np.append(half, [end] * (i % 2)).astype(np.int32) for i, half in enumerate(part)] for part in coded]
     pieces = ([*zip(part[::2], part[1::2])] for part in coded)
@@ -83,7 +83,7 @@ def _parts_of(template: str) -> list[tuple[str, str | None]]:
     return [(text, name) for text, name, *_ in parts]
 
 
-def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], number: int) -> tuple[str, str]:
+def _fill(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], number: int) -> tuple[str, str]:
     """Return the context of a sample, and its answer with what follows it."""
     texts, last = [], 0
     for text, name in parts:

@@ -12,7 +12,7 @@ from fl.algorithms.extension import Extension, ModelChange
 from fl.base.console import quiet
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ranks, folded
+from fl.extensions.language.adapters import AdapterOptions, add_adapters, fleet_of_ranks, fold_adapters
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import Fleet
 from surgery import State
@@ -38,7 +38,7 @@ def _make(
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
     options, rng = config.extensions["adapters"], Rng(config.seed)
     base = create(rng.torch("weights"))
-    add = partial(adapted, base, options, base_changes=ALGORITHMS[config.method.name].base_changes)
+    add = partial(add_adapters, base, options, base_changes=ALGORITHMS[config.method.name].base_changes)
     net, again = add(rng.torch("adapters")).to(device), partial(_again, add)
     if not options.ranks:
         return net, again, None
@@ -52,11 +52,11 @@ def _again(add: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 def _load(base: nn.Module, config: Any, state: State) -> nn.Module:
     changes = any(name.endswith("base_layer.weight") for name in state)  # whether or not the method is still here
-    return adapted(base, config.extensions["adapters"], Rng(config.seed).torch("adapters"), base_changes=changes)
+    return add_adapters(base, config.extensions["adapters"], Rng(config.seed).torch("adapters"), base_changes=changes)
 
 
 EXTENSION = {
     "adapters": Extension(
-        AdapterOptions(), check=_check, needs=_needs, model=ModelChange(_make, _load, folded), simulated=False
+        AdapterOptions(), check=_check, needs=_needs, model=ModelChange(_make, _load, fold_adapters), simulated=False
     )
 }

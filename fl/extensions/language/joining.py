@@ -41,7 +41,7 @@ def rank_algorithm(fed: Federation, aggregate: Callable) -> Algorithm:
     return submodel_algorithm(fed, lambda client: fleet[client].plan, aggregate)
 
 
-def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:
+def select_arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:
     """Return the states of the clients that were not dropped, at least one, and their numbers of samples."""
     rows = [row for row, size in enumerate(update.sizes) if size]
     return [update.received[row] for row in rows], [update.sizes[row] for row in rows]

@@ -141,7 +141,7 @@ class Folder(Source):
         kind = "CausalLM" if len(outputs) > 1 else "SequenceClassification" if tokens else "ImageClassification"
         return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
 
-    def fitted(self, data: Dataset, config: Any) -> Dataset:
+    def fit_to(self, data: Dataset, config: Any) -> Dataset:
         """Check that the model has the data's tokens, and make its vocabulary the classes of text.
 
         The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
@@ -193,7 +193,7 @@ class Folder(Source):
             given = {"attn_implementation": "eager", "dtype": torch.float32}  # fused kernels draw dropout on their own
             if self.drawn:
                 folder = self.path if self.path.is_dir() else None
-                return self._looked_at(HFModel(auto.from_config(config, **given), folder, (), causal))
+                return self._check_causal(HFModel(auto.from_config(config, **given), folder, (), causal))
             model, found = auto.from_pretrained(
                 self.path, config=config, local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
                 **given,
@@ -207,9 +207,9 @@ class Folder(Source):
                 f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew",
                 code="mismatch",
             )
-        return self._looked_at(HFModel(model, self.path, drawn, causal))
+        return self._check_causal(HFModel(model, self.path, drawn, causal))
 
-    def _looked_at(self, model: HFModel) -> HFModel:
+    def _check_causal(self, model: HFModel) -> HFModel:
         """Return the model; FLError if it is to say the next tokens and can see them."""
         if model.next_tokens:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):

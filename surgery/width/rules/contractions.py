@@ -12,13 +12,13 @@ from surgery.width.rules.registry import (
     fitting,
     fix_all,
     fresh,
-    grouped,
     results,
     rule,
+    slide_window,
+    split_groups,
     tensors,
     unify_all,
     unify_last,
-    windowed,
 )
 
 for _name, _notation in {
@@ -125,11 +125,11 @@ def _recurrent(view, args, out):
 @rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
 def _convolution(view, args, out):
     image, weight = first(args, "input self"), args["weight"]
-    return _convolved(view, view.axes_of(image), weight, args.get("bias"), args["groups"], out, args.get("transposed"))
+    return _convolve(view, view.axes_of(image), weight, args.get("bias"), args["groups"], out, args.get("transposed"))
 
 
 @rule("torchvision::deform_conv2d")
-def _deformed(view, args, out):
+def _deform(view, args, out):
     x, offset = view.axes_of(args["input"]), view.axes_of(args["offset"])
     mask = [view.axes_of(args["mask"])] if args["use_mask"] else []
     for found in (offset, *mask):
@@ -139,13 +139,13 @@ def _deformed(view, args, out):
     for axis in x[2:]:
         fix(axis, role("its pixels are read one by one"))
     if args["offset_groups"] > 1:
-        which, _ = grouped(x[1], args["offset_groups"])
+        which, _ = split_groups(x[1], args["offset_groups"])
         fix(which, role("its groups are read at places of their own"))
-    convolved = _convolved(view, x, args["weight"], args["bias"], args["groups"], out)
+    convolved = _convolve(view, x, args["weight"], args["bias"], args["groups"], out)
     return convolved._replace(sizes={}, axes=[*convolved.axes[:2], *offset[2:]])
 
 
-def _convolved(
+def _convolve(
     view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False
 ) -> RuleResult:
     """Say that a window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
@@ -156,7 +156,7 @@ def _convolved(
     else:  # the axis that runs over all groups is (group, within); the other one is within a group only
         if transposed:
             unify(w[0], x[1])
-        which, _ = grouped(w[0], groups)
+        which, _ = split_groups(w[0], groups)
         result = product([which, w[1]]) if transposed else w[0]
         if not transposed:
             unify(x[1], product([which, w[1]]))
@@ -165,7 +165,7 @@ def _convolved(
         unify(view.axes_of(bias)[0], result)
     for axis in w[2:]:
         fix(axis, place("it is an axis of a convolution's window"))
-    pixels, ordered = windowed(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
+    pixels, ordered = slide_window(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
     features = [result] if view.is_weight(weight) else []
     sizes = {"groups": which} if groups > 1 else {}
     return RuleResult([x[0], result, *pixels], sizes, features, ordered)
@@ -185,7 +185,7 @@ def _factor(view, args, out):
 
 
 @rule("linalg_solve_triangular")
-def _solved(view, args, out):
+def _solve(view, args, out):
     """Return matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
     matrix, given = view.axes_of(args["self"]), view.axes_of(args["B"])
     for axis in (*matrix[-2:], given[-2 if args["left"] else -1]):

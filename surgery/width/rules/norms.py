@@ -13,9 +13,9 @@ from surgery.width.rules.registry import (
     first,
     fitting,
     fresh,
-    grouped,
     results,
     rule,
+    split_groups,
     tensors,
     unify_last,
 )
@@ -53,7 +53,7 @@ def _group_norm(view, args, out):
     for name in ("weight", "bias"):
         if isinstance(args.get(name), Tensor):
             unify(found[1], view.axes_of(args[name])[0])
-    which, _ = grouped(found[1], groups)
+    which, _ = split_groups(found[1], groups)
     _, *statistics = results(out)
     sizes = {"C": found[1], "num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
     return RuleResult([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)

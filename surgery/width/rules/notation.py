@@ -108,7 +108,7 @@ def register_rule(
     unknown = () if known else (*sizes, *listed)
 
     def register(function: Function) -> Function:
-        registry.RULES[key] = Rule(key, _watched(name, function, unknown), frozenset(sizes), taught=True)
+        registry.RULES[key] = Rule(key, _watch(name, function, unknown), frozenset(sizes), taught=True)
         return function
 
     if notation is None:
@@ -117,7 +117,7 @@ def register_rule(
     return None
 
 
-def _watched(operation: str, function: Function, names: Collection[str]) -> Function:
+def _watch(operation: str, function: Function, names: Collection[str]) -> Function:
     """Return a rule of a user's that says what is wrong with it, or with what it returns, in a RuleError.
 
     Args:
@@ -241,7 +241,7 @@ class Notation:
             end, _ = self._take(",", "")
 
     @cache  # noqa: B019, there are few, and they stay
-    def made_and_summed(self, given: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
+    def split_words(self, given: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
         """Return the words of axes that weights make, and of those that are summed over.
 
         Summed over are those in several arguments and in no result. A factor is an argument with an axis in no result.
@@ -252,7 +252,7 @@ class Notation:
         Args:
             given: the names of the arguments, and whether each consists of weights.
 
-        >>> Notation("x: n i, a: r i, b: o r -> n o").made_and_summed((("x", False), ("a", True), ("b", True)))
+        >>> Notation("x: n i, a: r i, b: o r -> n o").split_words((("x", False), ("a", True), ("b", True)))
         (['o', 'r'], ['i', 'r'])
         """
         kept = {word for pattern in self.results for word in pattern.words()}
@@ -354,13 +354,13 @@ def rule_of(text: str, operation: str) -> Function:
 
     def rule(view: View, args: dict[str, Any], out: Any) -> RuleResult:
         outs = results(out)
-        given = [_Placed(name, one, pattern.align(one, name)) for name, pattern, one in _given(notation, args)]
+        given = [_Placed(name, one, pattern.align(one, name)) for name, pattern, one in _list_given(notation, args)]
         patterns = notation.results * (len(outs) if len(notation.results) == 1 else 1)
         if outs and len(patterns) != len(outs):
             raise ValueError(f"it gives the axes of {len(patterns)} results where there are {len(outs)}")
         returned = [_Placed("a result", one, pattern.align(one, "a result")) for pattern, one in zip(patterns, outs)]
         sizes = _sizes([*given, *returned], args)
-        axes = {word: [Axis(size)] for word, size in sizes.items()} | _unified(view, given, sizes)
+        axes = {word: [Axis(size)] for word, size in sizes.items()} | _unify(view, given, sizes)
         for word in ("heads", "groups"):
             for axis in axes.get(word, ()):
                 mark_grouping(axis, word)
@@ -373,10 +373,10 @@ def rule_of(text: str, operation: str) -> Function:
                     fix(axis, lost(f"the rule for {operation} does not list {name}"))
         made, summed = (
             [axis for word in words for axis in axes.get(word, ())]
-            for words in notation.made_and_summed(tuple((one.name, view.is_weight(one.tensor)) for one in given))
+            for words in notation.split_words(tuple((one.name, view.is_weight(one.tensor)) for one in given))
         )
         return RuleResult(
-            [[axis for digits, _ in one.axes for axis in _joined(digits, axes)] for one in returned],
+            [[axis for digits, _ in one.axes for axis in _join(digits, axes)] for one in returned],
             {word: axes[word][0] for word in sizes if word in args},
             made,
             summed=product(summed) if summed else None,
@@ -394,7 +394,7 @@ class _Placed(NamedTuple):
     axes: list[tuple[tuple[str, ...], list[int]]]
 
 
-def _given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, Pattern, Tensor]]:
+def _list_given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, Pattern, Tensor]]:
     """Yield the tensors that are listed and not None; of a list of tensors each."""
     for name, pattern in notation.arguments.items():
         value = args.get(name)
@@ -440,7 +440,7 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
     return sizes
 
 
-def _unified(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
+def _unify(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
     """Return the axes of each word, which are one in all arguments; of `...` there may be several."""
     found: dict[str, list[Axis]] = {}
     further = []
@@ -460,5 +460,5 @@ def _unified(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> 
     return found
 
 
-def _joined(digits: tuple[str, ...], axes: Mapping[str, list[Axis]]) -> list[Axis]:
+def _join(digits: tuple[str, ...], axes: Mapping[str, list[Axis]]) -> list[Axis]:
     return [product([axes[word][0] for word in digits])] if len(digits) > 1 else axes[digits[0]]

@@ -165,7 +165,7 @@ def _gather(view, args, out):
 
 
 @rule("bucketize searchsorted")
-def _searched(view, args, out):
+def _search(view, args, out):
     *_, boundaries = view.axes_of(args["boundaries" if "boundaries" in args else "sorted_sequence"])
     fix(boundaries, picked("values are looked up among its positions"))
     source = args["self"]
@@ -173,10 +173,10 @@ def _searched(view, args, out):
 
 
 @rule("nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount torchvision::nms")
-def _counted(view, args, out):
+def _count(view, args, out):
     return fix_all(view, tensors(args), out, COUNTED)
 
 
 @rule("nonzero_static masked_scatter take put histc histogram multinomial _ctc_loss")
-def _picked(view, args, out):
+def _pick(view, args, out):
     return fix_all(view, tensors(args), out)

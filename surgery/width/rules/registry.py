@@ -256,14 +256,14 @@ def fix_all(
     return [fresh(result.shape, why) for result in results(out)]
 
 
-def grouped(axis: Axis, groups: int) -> list[Axis]:
+def split_groups(axis: Axis, groups: int) -> list[Axis]:
     """Return the two digits of an axis: which group, and which position within it."""
     which, within = regroup([axis], [groups, axis.size // groups])
     mark_grouping(which, "groups")
     return [which, within]
 
 
-def windowed(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
+def slide_window(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
     """Return axes that a window of these lengths slid over, and which of them must keep positions without a gap."""
     kept, ordered = [], []
     for axis, size, length in zip(found, sizes, window):

@@ -3,7 +3,7 @@
 from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, role, unify
-from surgery.width.rules.registry import RuleResult, fresh, grouped, results, rule, unify_all, windowed
+from surgery.width.rules.registry import RuleResult, fresh, results, rule, slide_window, split_groups, unify_all
 
 
 @rule(
@@ -21,7 +21,7 @@ def _pool(view, args, out):
     found = view.axes_of(args["self"])
     pixels = max(len(found) - 2, len(args.get("kernel_size") or args["output_size"]))  # one more without a batch
     window = [1] * (len(found) - pixels) + [2] * pixels  # of unknown length along all axes but batch and channels
-    kept, ordered = zip(*(windowed(found, result.shape, window) for result in results(out)))
+    kept, ordered = zip(*(slide_window(found, result.shape, window) for result in results(out)))
     return RuleResult(kept, prefix_only=[axis for axes in ordered for axis in axes])
 
 
@@ -64,7 +64,7 @@ def _pixel_shuffle(view, args, out):
 @rule("channel_shuffle")
 def _channel_shuffle(view, args, out):
     batch, c, *rest = view.axes_of(args["self"])
-    which, within = grouped(c, args["groups"])
+    which, within = split_groups(c, args["groups"])
     return RuleResult([batch, product([within, which]), *rest], {"groups": which})
 
 

@@ -63,7 +63,7 @@ def test_fedfa__every_client_contributes_to_all_of_its_width(name, width, data):
     """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""
     full = Spec(name, width=0.25, depth=FAMILIES[name], **({"tokens": 8} if name == "transformer" else {}))
     depth = tuple(data.draw(strategies.integers(min(2, blocks), blocks)) for blocks in full.depth)
-    small = full.scaled(width, depth)
+    small = full.scale(width, depth)
     model = full.build()
     plan = make_fleet(model, full, [small])[0].plan
     own = plan.small_shapes

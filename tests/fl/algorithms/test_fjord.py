@@ -49,7 +49,7 @@ def step_by_step(fed, client, start, rng, distil=False, frozen=()):
         drawn.append(one)
         gradients, target = {name: 0 * tensor for name, tensor in w.items()}, y
         for rate in (width, one) if distil else (one,):
-            model = BASE.scaled(rate, depth).build(torch.Generator()).double().train()
+            model = BASE.scale(rate, depth).build(torch.Generator()).double().train()
             model.load_state_dict(corner_of(w, model))
             logits = model(x)
             F.cross_entropy(logits, target).backward()

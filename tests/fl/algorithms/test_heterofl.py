@@ -10,7 +10,7 @@ from torch import nn
 import surgery
 from fl.algorithms.fedrolex import METHOD as fedrolex
 from fl.algorithms.heterofl import METHOD as heterofl
-from fl.algorithms.heterofl import HeteroFLOptions, counted_rows
+from fl.algorithms.heterofl import HeteroFLOptions, plan_held_rows
 from fl.base.rng import Rng
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
@@ -60,7 +60,7 @@ def test_heterofl__scalers_divide_by_the_rate_over_the_servers():
     """Whatever the width of the server's model: a client that is as wide as it is has rate 1."""
     spec = Spec("preresnet18", **IMAGES, width=(0.1, 0.1, 0.1, 0.05), depth=1, scaler=True)
     full = spec.build()
-    fleet = make_fleet(full, spec, [spec, spec.scaled(0.5), spec.scaled((0.5, 0.25, 1.0, 0.5))])
+    fleet = make_fleet(full, spec, [spec, spec.scale(0.5), spec.scale((0.5, 0.25, 1.0, 0.5))])
     for client, rates in enumerate(((1.0,) * 4, (0.5,) * 4, (0.5, 0.25, 1.0, 0.5))):
         found = {name: m.rate for name, m in fleet[client].model.named_modules() if isinstance(m, Scaler)}
         for section, rate in enumerate(rates, 1):
@@ -77,7 +77,7 @@ def test_heterofl__scalers_divide_by_the_rate_over_the_servers():
 def test_heterofl__the_mask_of_a_language_model_counts_for_every_client():
     """Its row follows the rows of the tokens."""
     model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 4))
-    part = counted_rows(model, torch.tensor([True, False, False, True])).extract(surgery.state(model))
+    part = plan_held_rows(model, torch.tensor([True, False, False, True])).extract(surgery.state(model))
     assert torch.equal(part["0.weight"], model[0].weight[[0, 3, 4]])
     assert torch.equal(part["1.weight"], model[1].weight[[0, 3]])
 

@@ -40,7 +40,7 @@ def deep(name):
 @cache
 def four_deep():
     """Client 0 has four blocks, client 1 has one and client 2 three."""
-    base = SPECS["transformer"].scaled(1.0, None)
+    base = SPECS["transformer"].scale(1.0, None)
     base = type(base)(**{**vars(base), "depth": (4,)})
     return fleet_federation(base, [(1.0, depth) for depth in (4, 1, 3)], sizes=(3, 7, 12))
 

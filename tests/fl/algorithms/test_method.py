@@ -24,7 +24,7 @@ from fl.engine.losses import by_name
 from fl.extensions.attack import Attack, AttackOptions
 from fl.extensions.compression import Compression
 from fl.extensions.defence import Defence
-from fl.extensions.language.adapters import AdapterOptions, adapted
+from fl.extensions.language.adapters import AdapterOptions, add_adapters
 from fl.extensions.pace import Pace, PaceOptions
 from fl.extensions.presence import Presence, PresenceOptions
 from fl.extensions.privacy import Privacy
@@ -45,7 +45,7 @@ FOR_FEDERATIONS = {  # what a federation is made with, and what a method must be
     "masked": ({"masked": True}, {"masked_logits"}),
     "loss": ({"loss": by_name("focal", "classification")}, {"any_loss"}),
     "exits": ({"model": "resnet20", "exits": True}, {"several_classifiers"}),
-    "adapters": ({"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())}, {"low_rank"}),
+    "adapters": ({"model": add_adapters(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())}, {"low_rank"}),
     "defence": ({"defence": Defence(rule="median")}, {"changed_updates", "plain_average"}),
     "choosing": (
         {"defence": Defence(rule="krum", malicious=0)},

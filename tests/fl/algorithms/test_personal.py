@@ -24,11 +24,11 @@ from fl.algorithms.fedrep import FedRepOptions
 from fl.algorithms.fesem import METHOD as fesem
 from fl.algorithms.fesem_plus import METHOD as fesem_plus
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
-from fl.algorithms.heterofl import counted_rows
+from fl.algorithms.heterofl import plan_held_rows
 from fl.algorithms.local import METHOD as local
 from fl.algorithms.parts.personal import classifier, last_round
 from fl.algorithms.pfedme import METHOD as pfedme
-from fl.algorithms.pfedme import MoreauOptimizer, PFedMeOptions, enveloped
+from fl.algorithms.pfedme import MoreauOptimizer, PFedMeOptions, envelop
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.objectives import cross_entropy
@@ -319,7 +319,7 @@ def test_personal__a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model
 def test_personal__the_copy_of_pfedme_has_no_gradient():
     """Which would take the memory of one more model for each client."""
     theta, w = (torch.tensor([[value]], requires_grad=True) for value in (1.0, 2.0))
-    objective = enveloped(cross_entropy, 0.5, 0.0)
+    objective = envelop(cross_entropy, 0.5, 0.0)
     batch = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
     loss = objective(lambda params, x: x @ params["theta"], {"theta": theta, "w": w}, {}, batch)
     gradients = torch.autograd.grad(loss, (theta, w), allow_unused=True)
@@ -339,6 +339,6 @@ def test_personal__a_tied_classifier_is_the_table_of_tokens():
 
     assert classifier(Tied()) == ["table.weight", "head.bias"]
     held = torch.tensor([True] * 3 + [False] * 4)
-    plan = counted_rows(Tied(), held)
+    plan = plan_held_rows(Tied(), held)
     shapes = {name: tuple(t.shape) for name, t in plan.extract(surgery.state(Tied())).items()}
     assert shapes == {"table.weight": (3, 4), "inner.weight": (4, 4), "inner.bias": (4,), "head.bias": (3,)}

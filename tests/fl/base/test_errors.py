@@ -10,7 +10,7 @@ from refusals import fl_refused
 from torch import nn
 
 import fl
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import Diverged, Refused, Unwritable, ask_memory
 from fl.distributed.ranks import Lost
 from fl.extensions.flower.messages import InvalidMessage
@@ -77,10 +77,10 @@ def test_errors__training_that_diverges_has_a_code_and_an_exit_code_of_its_own(t
     config = fl.Config.of(algorithm="fedavg", lr=1e30, **SETTINGS)
     with fl_refused("diverged: --lr") as caught:
         fl.simulate(config, tmp_path / "run")
-    with guarded() as ended:
+    with guard() as ended:
         raise caught.value
     assert ended.code == 1
-    with guarded() as ended:
+    with guard() as ended:
         raise fl.FLError("no such thing", code="name")
     assert ended.code == 2
 

@@ -101,7 +101,7 @@ def privacy(fed, options):
 def first(task, options):
     owners = np.arange(len(task.labels)) % (task.clients - 1) + 1
     owners[: int(options.skew * len(owners))] = 0
-    return Partition(Parts.owned(owners, task.clients), together(task.clients))
+    return Partition(Parts.of_owners(owners, task.clients), together(task.clients))
 
 
 def evenly(task):

@@ -218,7 +218,7 @@ def test_arrays__clients_are_named_by_their_owners(owners, names, said):
     config = fl.Config.of(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
     fed, _ = fl.build(config, dataset=data, model=nn.Linear(5, 3))
     assert (data.owner_names, fed.client_names) == (names, said)
-    pooled = data.sampled(3)
+    pooled = data.subsample(3)
     assert pooled.owner_names == names
     merged = [Split(torch.tensor(part), torch.empty(0).long(), torch.empty(0).long()) for part in ([0, 3, 1], [2])]
     both = Federation(nn.Linear(5, 3), data, merged, 1).client_names
@@ -279,7 +279,7 @@ def test_arrays__no_model_and_no_normalisation_changes_given_data(dtype, backend
 def test_arrays__tables_are_not_padded_and_not_cropped():
     table = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS)
     with fl_refused("unsupported", "--pad", "[5]"):
-        table.padded(2)
+        table.pad(2)
     for settings in ({"crop": 1}, {"flip": True}):
         config = fl.Config.of(clients=2, participants=1, partition="iid", min_samples=1, **settings)
         with fl_refused("unsupported", "--crop", "--flip", "[5]"):
@@ -301,7 +301,7 @@ def test_arrays__a_fingerprint_tells_data_apart():
 def test_arrays__some_of_the_samples_are_kept_in_their_order():
     digits = load("digits")
     numbered = replace(digits, owners=torch.arange(len(digits.y)))
-    kept = numbered.sampled(50).owners
+    kept = numbered.subsample(50).owners
     assert (kept.diff() > 0).all()
     assert kept[-1] > 50
 
@@ -494,12 +494,12 @@ def test_arrays__a_missing_name_does_not_become_one(name, missing):
 def test_arrays__test_samples_of_unknown_owners_are_not_pooled():
     data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"))
     with fl_refused("unsupported", "--pool-test-set"):
-        data.pooled()
+        data.pool()
 
 
 def test_arrays__padding_repeats_the_edge():
     x = torch.arange(2 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
-    padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).padded(3)
+    padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).pad(3)
     at = torch.arange(14).sub(3).clamp(0, 7)
     assert torch.equal(padded.x, x[..., at, :][..., at])
     assert torch.equal(padded.test_x, padded.x)

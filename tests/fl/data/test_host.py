@@ -135,7 +135,7 @@ def save(where: Path, data: Dataset, **settings) -> Path:
 @pytest.mark.slow
 def test_simulate__a_folder_holds_the_same_data(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped, "_PIECE", 5000)  # of 64 bytes a sample
-    digits = load("digits").sampled(240)
+    digits = load("digits").subsample(240)
     save(tmp_path / "digits", digits, top=16, names=list("abcdefghij"))
     data = load(f"folder:{tmp_path / 'digits'}")
     assert all(map(mapped.is_mapped, (data.x, data.y, data.test_x, data.test_y)))
@@ -216,7 +216,7 @@ def test_host__folders_that_are_refused(tmp_path, change, said):
 
 
 @pytest.mark.parametrize(
-    ("call", "said"), [(lambda data: data.padded(1), "--pad"), (lambda data: data.pooled(), "--pool-test-set")]
+    ("call", "said"), [(lambda data: data.pad(1), "--pad"), (lambda data: data.pool(), "--pool-test-set")]
 )
 def test_host__copies_of_all_samples_are_refused(call, said):
     with fl_refused("unsupported", said):

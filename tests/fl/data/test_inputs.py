@@ -70,7 +70,7 @@ def inputs(images):
 @pytest.fixture(scope="module")
 def both():
     """The digits with uint8 images and a table, and as one array of floats."""
-    digits = load("digits").sampled(240)
+    digits = load("digits").subsample(240)
     y, test_y = digits.y, digits.test_y[:60]
     parts = digits.x, digits.test_x[:60]
     two = [inputs(images) for images in parts]
@@ -239,11 +239,11 @@ def test_inputs__rows_go_with_targets_of_any_shape(kind):
     x = {"a": torch.arange(10.0)[:, None], "b": torch.arange(10, dtype=torch.int32)[:, None]}
     data = fl.Dataset("masks", x, y, map_inputs(lambda values: values[:3], x), y[:3], 10)
     assert not data.text
-    for made, rows in ((data.pooled(), 13), (data.sampled(4), 4), (data.taken(torch.tensor([5, 5, 1])), 3)):
+    for made, rows in ((data.pool(), 13), (data.subsample(4), 4), (data.take(torch.tensor([5, 5, 1])), 3)):
         assert len(made.y) == rows
         assert made.y.shape[1:] == (2, 3)
         assert made.x["a"].flatten().tolist() == made.x["b"].flatten().tolist() == made.y[:, 0, 0].tolist()
-    tested = data.tested_on(torch.tensor([7, 2]))
+    tested = data.test_on(torch.tensor([7, 2]))
     assert tested.test_x["b"].flatten().tolist() == tested.test_y[:, 1, 1].tolist() == [7, 2]
     assert fingerprint(data)["y"].endswith("[10, 2, 3]")
     assert fingerprint(data) != fingerprint(replace(data, y=y.transpose(1, 2)))

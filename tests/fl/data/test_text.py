@@ -123,7 +123,7 @@ def test_text__pydoc_is_real_and_always_the_same():
 def test_text__no_paragraph_of_pydoc_is_both_trained_and_tested_on():
     from pydoc_data.topics import topics
 
-    kept = text_module._unrepeated(topics)
+    kept = text_module._drop_repeated(topics)
     paragraphs = [" ".join(p.split()) for text in kept.values() for p in text.split("\n\n") if p.strip()]
     assert len(paragraphs) == len(set(paragraphs))
     everything = {" ".join(p.split()) for text in topics.values() for p in text.split("\n\n")}

@@ -13,7 +13,7 @@ import pytest
 from ranks import assert_equal, ran, tiny
 
 from fl import simulate
-from fl.base.console import guarded
+from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.distributed import ranks
 from fl.federation import federation as training
@@ -40,7 +40,7 @@ ENDS = {
 
 
 def run_to_its_end(config, folder):
-    with guarded() as ended:
+    with guard() as ended:
         simulate(config, folder)
     raise SystemExit(ended.code)
 

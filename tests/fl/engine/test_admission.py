@@ -187,7 +187,7 @@ def test_admission__nothing_is_tried_where_it_is_not_wanted_or_does_not_pay(grou
     with monkeypatch.context() as patch:
         patch.setattr(admission, "is_asked", lambda device: device.type != "cpu")
         patch.setattr(admission, "choose", lambda *given: pytest.fail("a CPU goes by a rule"))
-        patch.setattr(engine, "ranked", lambda groups: ["quick", "loop"])
+        patch.setattr(engine, "rank_backends", lambda groups: ["quick", "loop"])
         train(groups, "auto", chosen, LONG)
     assert list(chosen.values()) == ["loop", "quick"]
 
@@ -255,7 +255,7 @@ def test_admission__what_a_choice_holds_for(make_federation):
     assert key(fed, objectives.proximal(0.1)) == key(fed, objectives.proximal(0.2))
     other = [
         key(fed, objectives.proximal(0.1)),
-        key(fed, objectives.masked()),
+        key(fed, objectives.mask_absent_classes()),
         key(fed, clients=(0, 2)),
         key(fed.with_local(batch_size=2)),
         key(fed, precision=Precision(channels_last=True)),
@@ -270,7 +270,7 @@ def test_admission__a_choice_holds_for_the_code_and_the_switches_of_its_trial(gr
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
         monkeypatch.setenv(name, "1")
         keys.append(conditions.describe(groups, {}))
-    monkeypatch.setattr(conditions, "_own_code", lambda: "changed")
+    monkeypatch.setattr(conditions, "_digest_code", lambda: "changed")
     keys.append(conditions.describe(groups, {}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # another of the same kind
     assert conditions.describe(groups, {}) == keys[-1]
@@ -282,7 +282,7 @@ def test_admission__a_choice_holds_for_the_code_and_the_switches_of_its_trial(gr
     [
         objectives.cross_entropy,
         objectives.mean_of(by_name("focal", "classification")),
-        objectives.masked(objectives.with_logits(objectives.cross_entropy)),
+        objectives.mask_absent_classes(objectives.with_logits(objectives.cross_entropy)),
         partial(objectives.cross_entropy),
     ],
 )
@@ -290,7 +290,7 @@ def test_admission__objectives_travel_to_another_process(make_federation, tmp_pa
     torch.save(objective, tmp_path / "a", pickle_module=trial.Pickle)
     sent = torch.load(tmp_path / "a", weights_only=False)
     logits, labels, more = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.randn(4, 3)
-    batch = (logits, labels, more) if objective is objectives.masked(objective) else (logits, labels)
+    batch = (logits, labels, more) if objective is objectives.mask_absent_classes(objective) else (logits, labels)
     for one in (batch, (logits, labels, more)):
         try:
             expected = objective(lambda params, x: x, {}, {"held": torch.ones(3)}, one)

@@ -312,7 +312,7 @@ def test_backends__auto_takes_another_backend_wherever_one_refuses(make_federati
     """... and says so once; what all refuse is the model's own fault and told as it is."""
     momentum = None if where == "forward" else 0.1
     fed = make_federation(nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, momentum=momentum), nn.Flatten()))
-    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
+    monkeypatch.setattr(engine, "rank_backends", lambda groups: ["vmap", "loop"])
     if where == "backward":
         monkeypatch.setattr(vmap_backend.torch.autograd, "grad", refuse(RuntimeError("LSE is not correctly aligned")))
     for number, clients in ((1, 4), (2, 3)):  # another choice has to be made in the second round
@@ -332,7 +332,7 @@ def test_backends__auto_takes_another_backend_wherever_one_refuses(make_federati
 )  # fmt: skip
 def test_backends__auto_raises_what_is_no_refusal(make_federation, monkeypatch, caplog, error):
     monkeypatch.setitem(engine.BACKENDS, "vmap", refuse(error))
-    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "loop"])
+    monkeypatch.setattr(engine, "rank_backends", lambda groups: ["vmap", "loop"])
     with pytest.raises(type(error), match=re.escape(str(error))):
         trained(make_federation("cnn"), "auto")
     assert not caplog.records
@@ -362,7 +362,7 @@ def test_backends__the_order_in_which_auto_tries_backends_on_the_cpu(monkeypatch
     def found(clients, groups=1, last="filled", **settings):
         batches = make_batches([torch.arange(4)] * clients, range(clients), 1, 4, Rng(0), "cpu", last=last)
         job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy, **settings)
-        return engine.ranked([(job, {}, {})] * groups)
+        return engine.rank_backends([(job, {}, {})] * groups)
 
     others = ["workers"] * (threads > 1)
     assert found(3) == expected

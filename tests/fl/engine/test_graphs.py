@@ -16,7 +16,7 @@ from fl.algorithms.fedasam import adaptive_ascent
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam, graphs
 from fl.engine.eager import loop
-from fl.engine.objectives import cross_entropy, masked, proximal, with_logits
+from fl.engine.objectives import cross_entropy, mask_absent_classes, proximal, with_logits
 from fl.federation.local_training import LocalObjective
 
 
@@ -95,7 +95,13 @@ def test_graphs__captures_are_kept_while_the_job_is_the_same_and_go_with_the_mod
     # under an attack two sets of data take turns; what was captured of the honest data in round 1 is there still
     assert sum(count(data, [number]) for number in (6, 7, 8) for data in (fed, spoilt)) == 1
     # what masks the loss is the same in every round
-    assert sum(count(fed, [n], LocalObjective(masked(), {"held": fed.true_classes(range(3))})) for n in (9, 10)) == 1
+    assert (
+        sum(
+            count(fed, [n], LocalObjective(mask_absent_classes(), {"held": fed.true_classes(range(3))}))
+            for n in (9, 10)
+        )
+        == 1
+    )
     captures.clear()
     del fed, spoilt
     gc.collect()

@@ -16,7 +16,7 @@ from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.engine.draws import Drawing, Draws
-from fl.engine.optimizers import SCHEDULES, clipped, schedule
+from fl.engine.optimizers import SCHEDULES, clip_gradients, schedule
 
 
 def keys(*numbers):
@@ -291,14 +291,14 @@ def test_steps__batches_that_memory_cannot_hold_are_refused_by_what_makes_them_m
 
 def test_steps__scalar_parameters_are_clipped_alike():
     scalar, vector = torch.tensor(3.0), torch.tensor([0.0, 4.0])
-    one, two = clipped([scalar, vector], 1.0, lead=0), clipped([scalar[None], vector[None]], 1.0, lead=1)
+    one, two = clip_gradients([scalar, vector], 1.0, lead=0), clip_gradients([scalar[None], vector[None]], 1.0, lead=1)
     torch.testing.assert_close(one[0], torch.tensor(0.6))
     torch.testing.assert_close([g[0] for g in two], one)
 
 
 def test_steps__gradients_keep_their_types_where_they_are_clipped():
     low, high = torch.tensor([[3.0]], dtype=torch.bfloat16), torch.tensor([[4.0]])
-    found = clipped([low, high], 1.0, lead=1)
+    found = clip_gradients([low, high], 1.0, lead=1)
     assert [g.dtype for g in found] == [torch.bfloat16, torch.float32]
     torch.testing.assert_close([g.item() for g in found], [0.6, 0.8], rtol=0, atol=0.004)
 

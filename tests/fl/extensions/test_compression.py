@@ -21,7 +21,7 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.fedrep import METHOD as fedrep
 from fl.algorithms.heterofl import METHOD as heterofl
 from fl.extensions.attack import Attack
-from fl.extensions.compression import largest, quantised
+from fl.extensions.compression import largest, quantise
 from fl.extensions.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 
@@ -46,7 +46,7 @@ def test_compression__topk_sends_the_largest_entries_of_the_whole_update(share):
     start = {"w": draw(3, 6, 7, seed=1), "b": draw(3, 5, seed=2), "mean": draw(3, 4, seed=3)}
     step = {"w": draw(3, 6, 7, seed=4), "b": 10 * draw(3, 5, seed=5), "mean": draw(3, 4, seed=6)}
     end = {name: start[name] + step[name] for name in start}
-    result = Compression("topk", share=share).compressed(end, start, {}, [0, 1, 2], Rng(0), {"w", "b"})
+    result = Compression("topk", share=share).compress(end, start, {}, [0, 1, 2], Rng(0), {"w", "b"})
     k = max(1, round(share * 47))
     for row in range(3):
         vector = np.concatenate([step[name][row].numpy().ravel() for name in ("w", "b")])
@@ -67,7 +67,7 @@ def test_compression__topk_sends_exactly_k_entries_also_of_equal_ones():
 @pytest.mark.parametrize("bits", [2, 3, 8, 16])
 def test_compression__quantisation_line_by_line(bits):
     steps, chance = draw(2, 3, 4), draw(2, 3, 4, seed=1).abs() % 1
-    found, most = quantised(steps, bits, chance), 2 ** (bits - 1) - 1
+    found, most = quantise(steps, bits, chance), 2 ** (bits - 1) - 1
     for row in range(2):
         scale = max(abs(x) for x in steps[row].flatten().tolist())
         for x, u, y in zip(*(t[row].flatten().tolist() for t in (steps, chance, found))):
@@ -81,7 +81,7 @@ def test_compression__quantisation_at_random_has_the_right_mean_and_no_entry_mov
     """Of 4,000 clients, each of whom rounds the same update with its own random numbers."""
     step = draw(1, 20).float()
     start = {"w": torch.zeros(4000, 20)}
-    many = QUANTISE.compressed({"w": step.expand(4000, 20)}, start, {}, range(4000), Rng(0), {"w"}).received["w"]
+    many = QUANTISE.compress({"w": step.expand(4000, 20)}, start, {}, range(4000), Rng(0), {"w"}).received["w"]
     level = step.abs().max().item() / 7
     assert (many - step).abs().max() <= level * (1 + 1e-5)
     error = (many.double().mean(0) - step[0].double()).abs()
@@ -94,7 +94,7 @@ def test_compression__what_is_rounded_depends_on_the_client_and_the_round_not_on
 
     def sent(rows, clients, number=1):
         part = ({name: tensor[rows] for name, tensor in one.items()} for one in (end, start))
-        return QUANTISE.compressed(*part, {}, clients, Rng(0, number), {"w"}).received["w"]
+        return QUANTISE.compress(*part, {}, clients, Rng(0, number), {"w"}).received["w"]
 
     every = sent([0, 1, 2], [4, 7, 9])
     assert torch.equal(sent([2, 0], [9, 4]), every[[2, 0]])
@@ -105,7 +105,7 @@ def test_compression__what_is_rounded_depends_on_the_client_and_the_round_not_on
 def test_compression__what_did_not_move_is_not_a_number_nowhere():
     start = {"w": draw(2, 5), "none": torch.zeros(2, 0)}
     for compression in KINDS:
-        result = compression.compressed(start, start, {}, [0, 1], Rng(0), {"w", "none"})
+        result = compression.compress(start, start, {}, [0, 1], Rng(0), {"w", "none"})
         assert_same(result.received, start)
 
 
@@ -114,7 +114,7 @@ def test_compression__quantisation_with_feedback_leaves_less_than_it_was_given()
     step, left = {"w": torch.cat([torch.ones(1, 1), torch.full((1, 999), 0.01)], 1)}, {"w": torch.zeros(1, 1000)}
     compression, start = Compression("quantise", bits=2, feedback=True), {"w": torch.zeros(1, 1000)}
     for number in range(50):
-        before, left = left, compression.compressed(step, start, left, [0], Rng(0, number), {"w"}).unsent
+        before, left = left, compression.compress(step, start, left, [0], Rng(0, number), {"w"}).unsent
         assert (left["w"].abs() <= (before["w"] + step["w"]).abs() * (1 + 1e-5)).all()
 
 
@@ -200,7 +200,7 @@ def test_compression__what_is_small_but_common_to_all_is_learnt_with_feedback_al
         left, moved[feedback] = start if feedback else {}, torch.zeros(2)
         for number in range(100):
             compression = Compression("topk", share=0.5, feedback=feedback)
-            received, left, _ = compression.compressed(step, start, left, [0, 1], Rng(0, number), {"w"})
+            received, left, _ = compression.compress(step, start, left, [0, 1], Rng(0, number), {"w"})
             moved[feedback] += received["w"].mean(0)
     assert moved[False].tolist() == [0.0, 0.0]
     assert moved[True][1] > 90
@@ -233,7 +233,7 @@ def test_compression__traffic_by_hand():
 def test_compression__buffers_and_frozen_parameters_travel_as_they_are():
     start = {"w": torch.zeros(2, 100), "frozen": torch.ones(2, 7), "steps": torch.zeros(2, dtype=torch.int64)}
     end = {"w": draw(2, 100).float(), "frozen": torch.ones(2, 7), "steps": torch.tensor([3, 4])}
-    result = QUANTISE.compressed(end, start, {}, [0, 1], Rng(0), {"w"})
+    result = QUANTISE.compress(end, start, {}, [0, 1], Rng(0), {"w"})
     assert result.sent == [4 + 50 + 28 + 8] * 2
     assert torch.equal(result.received["steps"], end["steps"])
 

@@ -118,7 +118,7 @@ def test_order__no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
     def watch(algorithm, config, rng):
         def aggregate(server, clients, update, rng):
             seen.append(update.received)
-            return algorithm.aggregated(server, clients, update, rng)
+            return algorithm.aggregate_clients(server, clients, update, rng)
 
         return replace(algorithm, aggregate=aggregate)
 

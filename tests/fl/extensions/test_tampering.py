@@ -31,7 +31,7 @@ from fl.settings import Config
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
-KINDS = [WIDE.scaled(0.5), WIDE.scaled(0.5), WIDE.scaled(depth=(1, 1, 1)), WIDE]
+KINDS = [WIDE.scale(0.5), WIDE.scale(0.5), WIDE.scale(depth=(1, 1, 1)), WIDE]
 CLIENTS, RNG = [2, 0, 1, 3], Rng(0, 1)
 
 
@@ -251,7 +251,7 @@ def test_tampering__clipping_by_numpy(make_federation, kinds):
     limit = 1.5 * sorted(norms[:3])[1]
     assert [norm > limit for norm in norms] == [False, False, True, False]
     form = list if kinds else surgery.stack
-    clipped = defence.clipped(form(ends), form(starts), (5, 3, 2, 0), names)
+    clipped = defence.clip_updates(form(ends), form(starts), (5, 3, 2, 0), names)
     for a, b, c, norm in zip(starts, ends, per_client(clipped), norms):
         if norm <= limit:
             assert_same(c, b)
@@ -261,7 +261,7 @@ def test_tampering__clipping_by_numpy(make_federation, kinds):
     method = heterofl if kinds else fedavg
     plain, cut = method(fed), within(method(fed), defence=defence)
     plain, cut = (one.round(one.init(), CLIENTS, RNG)[1] for one in (plain, cut))
-    expected = defence.clipped(plain.states, begin(fed), plain.sizes, names)
+    expected = defence.clip_updates(plain.states, begin(fed), plain.sizes, names)
     for one, other, trained in zip(*map(per_client, (cut.received, expected, cut.states))):
         assert_same(one, other)
         assert trained.keys() == one.keys()

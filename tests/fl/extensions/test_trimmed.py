@@ -113,7 +113,7 @@ def test_trimmed__any_number_of_models_is_sorted():
     generator = torch.Generator().manual_seed(4)
     for k in (*range(1, 18), 31, 64, 65, 100):
         x = torch.randint(-5, 5, (k, 200), generator=generator).float()
-        assert torch.equal(module._sorted(x), x.sort(0).values), k
+        assert torch.equal(module._sort(x), x.sort(0).values), k
 
 
 def test_trimmed__clusters_integers_and_what_nobody_has():

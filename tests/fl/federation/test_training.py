@@ -27,7 +27,7 @@ from fl.engine.objectives import cross_entropy, proximal
 from fl.extensions.defence import Defence
 from fl.extensions.pace import PaceOptions
 from fl.federation import Federation, LocalTraining, cohort
-from fl.federation.clients import updated
+from fl.federation.clients import update_states
 from fl.federation.divergence import check_finite, drop_failed
 from fl.federation.update import ClientUpdate
 from fl.runs.assembly import build
@@ -77,7 +77,7 @@ def test_training__stacks_have_an_inverse_and_parts_come_together_in_order(state
     same(cohort.per_client(states[form]), every, "list")
     rows = [[0, 1], [2, 3]] if form == "stack" else [[2, 0], [3, 1]]
     trained = [(some, Results(stack([every[k] for k in some]), losses[some])) for some in rows]
-    found, loss = cohort.joined(trained, states[form])
+    found, loss = cohort.join_results(trained, states[form])
     same(found, every, form)
     assert torch.equal(loss, losses)
 
@@ -244,7 +244,7 @@ def test_training__a_diverging_client_keeps_its_start_and_the_others_do_not_noti
 def test_training__a_dropped_client_keeps_what_it_had():
     before, after = {"w": torch.zeros(4, 1)}, {"w": torch.ones(2, 1)}
     update = ClientUpdate(after, torch.zeros(2), (0, 5), after, client_states=after)
-    assert updated(before, [3, 1], update)["w"].flatten().tolist() == [0, 1, 0, 0]
+    assert update_states(before, [3, 1], update)["w"].flatten().tolist() == [0, 1, 0, 0]
 
 
 def test_training__large_numbers_and_masks_of_infinity_are_no_failure():

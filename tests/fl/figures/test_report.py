@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl import compare
-from fl.analysis.background import how_to_run, progress
+from fl.analysis.background import progress, write_command
 from fl.analysis.groups import find_runs, group, table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -153,7 +153,7 @@ def test_report__the_command_trains_the_same(tmp_path):
     for seed in (4, 5):
         leave(tmp_path / str(seed), [0.5], **{"algorithm": "fedprox", "fedprox": {"mu": 0.5}, "lr": 0.05},
               partition="shards", width=0.5, rounds=7, seed=seed)  # fmt: skip
-    words = shlex.split(how_to_run(find_runs([tmp_path])))
+    words = shlex.split(write_command(find_runs([tmp_path])))
     assert words[:3] == ["python", "-m", "fl.run"]
     assert parse(words[3:]).experiment.runs() == [config.replace(seed=seed) for seed in (4, 5)]
 
@@ -161,7 +161,7 @@ def test_report__the_command_trains_the_same(tmp_path):
 def test_report__runs_of_own_data_have_python_that_makes_their_settings(tmp_path):
     config = Config.of(algorithm="fedavg", dataset="given", rounds=3, partition="iid")
     leave(tmp_path / "a", [0.5], algorithm="fedavg", dataset="given", rounds=3, partition="iid")
-    text = how_to_run(find_runs([tmp_path]))
+    text = write_command(find_runs([tmp_path]))
     import fl
 
     settings = eval(text.splitlines()[0].removeprefix("config = "), {"fl": fl})

@@ -212,7 +212,7 @@ def moved(model):
 @pytest.mark.parametrize("family", some(FAMILIES, [name for name in FAMILIES if ":" not in name]))
 def test_architectures__a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_federation, family):
     spec, depth = FAMILIES[family]
-    specs = [spec.scaled(0.5, depth), spec.scaled(0.5), spec.scaled(1.0, depth), spec]
+    specs = [spec.scale(0.5, depth), spec.scale(0.5), spec.scale(1.0, depth), spec]
     specs = specs[::3] * 2 if ":" in family else specs  # which take long to make
     full = models.create(torch.Generator().manual_seed(0), spec)
     fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, specs))
@@ -253,13 +253,13 @@ def test_architectures__clients_of_a_language_model():
 def test_architectures__scalers_divide_by_the_rate_against_the_global_model(make_federation):
     spec = replace(BASE, scaler=True)
     full = spec.build(torch.Generator().manual_seed(0))
-    fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, [spec, spec.scaled(0.5)] * 2))
+    fed = make_federation(full, spec=spec, fleet=make_fleet(full, spec, [spec, spec.scale(0.5)] * 2))
     for client, rate in ((0, 1.0), (1, 0.5)):
         assert {m.rate for m in fed.fleet[client].model.modules() if isinstance(m, Scaler)} == {rate}
 
 
 def test_architectures__what_is_no_part_of_the_global_model_is_refused(make_federation):
-    full, deeper, wider = BASE.build(torch.Generator()), BASE.scaled(1.0, (2, 2, 1)), BASE.scaled(2.0)
+    full, deeper, wider = BASE.build(torch.Generator()), BASE.scale(1.0, (2, 2, 1)), BASE.scale(2.0)
     for other, message in ((deeper, "depth 2,2,1 is no part .* depth 2,1,1"), (wider, "width 0.25 ")):
         with pytest.raises(FLError, match=message):
             make_fleet(full, BASE, [other])
@@ -272,7 +272,7 @@ def test_architectures__what_is_no_part_of_the_global_model_is_refused(make_fede
 def test_architectures__a_model_with_exits_may_end_before_the_global_one(depth, stand):
     """Its tensors are the leading ones of those with their names, and its plan builds it out of the global model."""
     full = Spec("preresnet20", exits=True, norm="group", image_size=8, width=0.25)
-    small = full.scaled(0.5, depth=depth)
+    small = full.scale(0.5, depth=depth)
     model, part = (spec.build(torch.Generator().manual_seed(0)) for spec in (full, small))
     full_state, plan = model.state_dict(), plan_within(model, part, stand)
     expected = {name: full_state[name][tuple(map(slice, own.shape))] for name, own in part.state_dict().items()}

@@ -64,7 +64,7 @@ def test_library__a_spec_of_a_library_s_model_is_a_value(name, depth):
     assert len({spec, LibrarySpec.from_yaml(spec.to_yaml()), LibrarySpec(name)}) == 2
     assert type(dataclasses.replace(spec, depth=None)) is LibrarySpec
     assert spec.example(2).shape == (2, 1, 32, 32)
-    assert spec.scaled(0.5).width == (0.25,)
+    assert spec.scale(0.5).width == (0.25,)
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])

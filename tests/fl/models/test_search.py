@@ -160,12 +160,12 @@ def test_search__a_space_is_the_grid_of_its_candidates(name):
     if space.mixed:
         each = [(d,) for d in base.depth] if not space.depths else [space.depths] * len(base.depth)
         expected = [
-            base.scaled(widths, depths)
+            base.scale(widths, depths)
             for widths in itertools.product(space.widths, repeat=slots)
             for depths in itertools.product(*each)
         ]
     else:
-        expected = [base.scaled(w, d) for w in space.widths for d in space.depths or (None,)]
+        expected = [base.scale(w, d) for w in space.widths for d in space.depths or (None,)]
     assert list(space) == expected
     assert len(space) == len(set(space)) == len(expected)
     assert all(spec in space for spec in expected)
@@ -195,8 +195,8 @@ def test_search__steps_of_evolution_stay_in_the_grid(name):
 @pytest.mark.parametrize(
     ("space", "spec", "message"),
     [
-        ("one rate", RESNET.scaled(0.6, 5), r"width 0.6 \(announced: 0.5, 1, 0.75\); depth 5 \(announced: 1, 2\)$"),
-        ("one rate", RESNET.scaled((0.5, 1, 1), 1), r"width 0.5-1-1 \(announced: 0.5"),
+        ("one rate", RESNET.scale(0.6, 5), r"width 0.6 \(announced: 0.5, 1, 0.75\); depth 5 \(announced: 1, 2\)$"),
+        ("one rate", RESNET.scale((0.5, 1, 1), 1), r"width 0.5-1-1 \(announced: 0.5"),
         ("one rate", Spec("resnet20", 4, 1, 8, norm="group"), r"num_classes 4 .*; norm 'group' \(.*: 'batch'\)$"),
         ("mixed", Spec("resnet20", width=(0.5, 0.5, 1), depth=(1, 2, 3)), r"depth of section2 2 \(announced: 1, 3\)$"),
         ("mixed", Spec("resnet20", depth=(1, 1, 3)), r"section2 1 \(announced: 0.25, 0.5\)\. These are rates"),

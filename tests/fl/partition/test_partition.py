@@ -15,7 +15,7 @@ from fl.data import Dataset, load
 from fl.figures.clients import partition_map
 from fl.figures.style import save
 from fl.partition import KINDS, Kind, counts, deal, hold_out
-from fl.partition.classes import _shared_out, nested
+from fl.partition.classes import _share_out, nest_clusters
 from fl.runs.assembly import build
 from fl.settings import Config
 
@@ -245,7 +245,7 @@ def test_deal__the_paper_s_levels_use_every_class_and_sample_once(classes, count
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted), st.integers(9, 60))
 def test_partition__finer_clusters_lie_within_coarser_ones(counts, clients):
-    structure = torch.from_numpy(nested(counts, clients))
+    structure = torch.from_numpy(nest_clusters(counts, clients))
     assert [len(level.unique()) for level in structure] == counts
     for coarse, fine in pairwise(structure):
         assert all(len(coarse[fine == k].unique()) == 1 for k in fine.unique())
@@ -345,22 +345,22 @@ def test_partition__pooled_data_are_tested_on_what_clients_hold_out():
     whole = load("digits")
     rows = {row.tobytes() for row in torch.cat([whole.x, whole.test_x]).flatten(1).numpy()}
     assert {row.tobytes() for row in fed.data.x.flatten(1).numpy()} <= rows
-    assert torch.equal(fed.data.x, whole.pooled().sampled(1500).x)
+    assert torch.equal(fed.data.x, whole.pool().subsample(1500).x)
     with fl_refused("argument", "--pool-test-set"):
         config.replace(local_test=0.0).check()
     with fl_refused("argument", "--samples", "2,000", "1,437"):
-        whole.sampled(2000)
+        whole.subsample(2000)
 
 
 def test_partition__pooled_writers_keep_their_samples():
     x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     data = Dataset("a", x[:4], torch.arange(4), x[4:], torch.arange(2), 4, owners=torch.tensor([0, 0, 1, 1]))
     with fl_refused("unsupported", "--pool-test-set"):
-        data.pooled()
-    pooled = replace(data, test_owners=torch.tensor([1, 0])).pooled()
+        data.pool()
+    pooled = replace(data, test_owners=torch.tensor([1, 0])).pool()
     assert pooled.owners.tolist() == [0, 0, 1, 1, 1, 0]
     assert pooled.x.flatten().tolist() == [0, 1, 2, 3, 4, 5]
-    few = pooled.sampled(3)
+    few = pooled.subsample(3)
     assert few.owners.tolist() == [pooled.owners[k] for k in few.x.flatten().tolist()]
 
 
@@ -369,7 +369,7 @@ def test_partition__classes_of_nested_clusters_fit(total, counts):
     """Every level has classes, together at most as many as there are, and no further one would fit everywhere."""
     if sum(counts) > total:
         return
-    classes = _shared_out(total, tuple(counts))
+    classes = _share_out(total, tuple(counts))
     assert min(classes) >= 1
     assert sorted(classes, reverse=True) == list(classes)
     used = sum(c * k for c, k in zip(classes, counts, strict=True))

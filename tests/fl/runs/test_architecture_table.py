@@ -31,8 +31,8 @@ from fl.settings import Config
 from zoo import Spec
 
 WIDE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
-NARROW = WIDE.scaled(0.5)
-SHALLOW = WIDE.scaled(depth=1)
+NARROW = WIDE.scale(0.5)
+SHALLOW = WIDE.scale(depth=1)
 KINDS = [NARROW, WIDE, NARROW, SHALLOW]
 DEPTHS = [SHALLOW, WIDE, SHALLOW, SHALLOW]
 CLIENTS = [2, 1, 3]

@@ -278,7 +278,7 @@ def test_simulate__a_checkpoint_that_python_wrote_knows_no_settings_and_rows(tmp
 
 def test_simulate__a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monkeypatch):
     used, order = [], ["vmap", "loop"]
-    monkeypatch.setattr(engine, "ranked", lambda groups: order)
+    monkeypatch.setattr(engine, "rank_backends", lambda groups: order)
     for name in ("vmap", "loop"):
         real = engine.BACKENDS[name]
         monkeypatch.setitem(engine.BACKENDS, name, lambda groups, n=name, r=real: used.append(n) or r(groups))

@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 import surgery
 import zoo
 from fl.base.rng import Rng
-from fl.federation.client_models import ClientModels, Level, shared
+from fl.federation.client_models import ClientModels, Level, share_model
 from fl.partition import Split
 from fl.runs import evaluate
 
@@ -145,5 +145,5 @@ def test_evaluate__a_part_that_some_client_does_not_hold_out_is_not_scored(make_
     for parts, scored in (((none, none), set()), ((some, none), set()), ((some, some), {"test"})):
         clients = [Split(torch.arange(6), none, part) for part in parts]
         there = dataclasses.replace(fed, clients=clients)
-        result = evaluate.summarise_clients(evaluate.score_clients(there, lambda: shared(fed.initial(), 2)))
+        result = evaluate.summarise_clients(evaluate.score_clients(there, lambda: share_model(fed.initial(), 2)))
         assert {name.split("_")[1] for name in result} == scored

@@ -78,4 +78,4 @@ def test_memory__a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):
 def test_memory__padding_and_epochs_that_do_not_fit(free):
     free(10**6)
     with fl_refused("memory", "--pad", "1000"):
-        load("digits").padded(1000)
+        load("digits").pad(1000)

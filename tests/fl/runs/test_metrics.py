@@ -7,7 +7,7 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Due
-from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, kept, read
+from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, read, read_kept
 
 
 def test_metrics__a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -36,9 +36,9 @@ def test_metrics__evaluations_that_only_ended_a_run_are_dropped_when_it_goes_on(
     metrics = Metrics(path)
     for number in (1, 2, 3):
         metrics.add({"round": number, **row})
-    found = kept(path, 2, lambda row: {"global"} if row["round"] == 1 else set())
+    found = read_kept(path, 2, lambda row: {"global"} if row["round"] == 1 else set())
     assert found == [{"round": 1, "train_loss": 2.0, "accuracy": 0.5}, {"round": 2, "train_loss": 2.0}]
-    assert kept(path, 1, lambda row: {"global", "models"}) == [{"round": 1, **row}]
+    assert read_kept(path, 1, lambda row: {"global", "models"}) == [{"round": 1, **row}]
 
 
 def test_metrics__columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):

@@ -275,7 +275,7 @@ def test_watch__a_missing_package_is_told_before_anything_trains(tmp_path, monke
 def test_watch__backends_count_the_clients_that_are_done(make_federation, backend):
     fed = make_federation(backend=backend, sizes=(3, 7, 12, 5), participants=4)
     counts = []
-    with progress.shown(lambda done, total: counts.append((done, total))):
+    with progress.listen(lambda done, total: counts.append((done, total))):
         fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))
         halves = fed.with_local(max_parallel_clients=2)
         halves.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], fl.Rng(0, 1))

@@ -155,8 +155,8 @@ def test_secure__the_order_of_messages_does_not_tell_which_pieces_travel(phase):
         orders = []
 
         class Logged(Client):
-            def _sent(self, parcels, orders=orders):
-                envelopes = super()._sent(parcels)  # which shuffles the parcels
+            def _send(self, parcels, orders=orders):
+                envelopes = super()._send(parcels)  # which shuffles the parcels
                 if self.phase == phase:
                     orders.append([number for _, number, _ in parcels])
                 return envelopes
@@ -277,8 +277,8 @@ def in_the_upload(change):
     """A client that uploads something else in the place of its pieces."""
 
     class Liar(Client):
-        def _sent(self, parcels):
-            return super()._sent(change(parcels) if self.finished else parcels)
+        def _send(self, parcels):
+            return super()._send(change(parcels) if self.finished else parcels)
 
     return Liar
 

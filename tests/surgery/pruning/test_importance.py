@@ -19,7 +19,7 @@ from surgery.pruning.target import Cost
 from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, TracedScores, choose
 from surgery.width.solve import solve
-from surgery.width.trace import Trace, traced
+from surgery.width.trace import Trace, trace_model
 
 tp = pytest.importorskip("torch_pruning")
 
@@ -201,7 +201,7 @@ def test_importance__structured_axes_are_summed_by_part():
 def test_importance__scores_follow_widths_that_turn_out_to_be_one():
     """Also where one of them has digits: two heads of three positions."""
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
-    trace = traced(net, torch.zeros(1, 4)).found
+    trace = trace_model(net, torch.zeros(1, 4)).found
     scores = {"0.weight:0": torch.arange(6), "1.weight:0": 10 * torch.arange(6), "3.weight:0": torch.ones(3)}
     follow = TracedScores(trace, scores)
     first, second, third = (trace.tensors[name, "weight"][0] for name in ("0", "1", "3"))
@@ -302,7 +302,7 @@ def sizes(model, x):
 def test_importance__costs_are_predicted(make):
     """What is predicted for a choice of positions is what torch counts of the narrow model."""
     net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
-    solution = solve(traced(net, x).found)
+    solution = solve(trace_model(net, x).found)
     for rate in (1.0, 0.7, 0.4):
         choice = choose(solution, Demand(rate)).choice
         small = narrow(net, rate, x)[0]

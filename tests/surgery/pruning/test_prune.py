@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import surgery
 from surgery import narrow, state
 from surgery.pruning import Target, importance, prune
-from surgery.width.choose import Demand, checked
+from surgery.width.choose import Demand, check_demand
 
 X, Y = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
 
@@ -110,7 +110,7 @@ def test_prune__a_rounding_that_is_a_number_gives_its_multiples():
     net = linear()
     small, _ = narrow(net, 0.5, torch.zeros(1, 4), rounding=16)
     assert [small[0].out_features, small[2].out_features] == [64, 64]
-    assert checked(net, Demand(0.5, rounding=1)).rounding is math.ceil  # with which more positions may be tried
+    assert check_demand(net, Demand(0.5, rounding=1)).rounding is math.ceil  # with which more positions may be tried
     for wrong in (0, -1, 1.5, True, "8"):
         with refused("argument: rounding"):
             narrow(net, 0.5, torch.zeros(1, 4), rounding=wrong)

@@ -9,13 +9,13 @@ from torch import nn
 
 import zoo
 from surgery import average, load, stack, state, widths
-from surgery.names import joined
+from surgery.names import join
 from surgery.symmetry import align, permute, repair
 from surgery.symmetry.alignment import Aligner
 from surgery.symmetry.assignment import assignment
 from surgery.symmetry.likeness import Weights
 from surgery.width.solve import named_widths, solve
-from surgery.width.trace import traced
+from surgery.width.trace import trace_model
 
 
 class Depthwise(nn.Module):
@@ -305,8 +305,8 @@ def test_align__the_start_does_not_depend_on_the_order_of_other_widths():
     """Every width of a permuted copy is found by itself, while all others are still in another order."""
     net, x = randomized(SMALL["attention"]()), image()
     other, orders = shuffled(net, x)
-    solution = solve(traced(net, x).found)
-    places = {joined(*key): axes for key, axes in solution.tensors.items()}
+    solution = solve(trace_model(net, x).found)
+    places = {join(*key): axes for key, axes in solution.tensors.items()}
     likeness, names = Weights(places, state(net), state(other)), named_widths(solution)
     for name, order in orders.items():
         assert assignment(likeness.first(names[name])) == order.argsort().tolist()
@@ -372,9 +372,9 @@ def test_align__a_gain_says_how_the_value_changes():
     """By brute force, while widths move one after the other: what is kept of earlier gains is brought up to date."""
     for name in ("residual", "attention", "grouped", "joined"):
         one, other, x = randomized(SMALL[name](), 0), randomized(SMALL[name](), 1), image()
-        solution = solve(traced(one, x).found)
+        solution = solve(trace_model(one, x).found)
         held = dict(one.named_parameters())
-        places = {joined(*key): axes for key, axes in solution.tensors.items() if joined(*key) in held}
+        places = {join(*key): axes for key, axes in solution.tensors.items() if join(*key) in held}
         likeness = Weights(places, state(one), state(other))
         free = [atom for atom in named_widths(solution).values() if not atom.order and atom in likeness.along]
         choice, generator = {atom: list(range(atom.size)) for atom in free}, torch.Generator().manual_seed(0)

@@ -260,7 +260,7 @@ def test_widen__experts_behind_a_grouped_product_grow(mode):
 
 
 def test_widen__where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
-    monkeypatch.setattr("surgery.widening.growth.changed", lambda *_: 0)
+    monkeypatch.setattr("surgery.widening.growth.find_change", lambda *_: 0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
     with refused("run"):
         widen(net, rate=2, example=torch.randn(3, 4))

@@ -4,7 +4,7 @@
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
+from fl.extensions.language.joining import global_ranks, rank_algorithm, select_arrived
 from fl.federation import Federation
 from surgery.adapters import rank_of, resize, stack
 
@@ -21,7 +21,7 @@ def flexlora(fed: Federation) -> Algorithm:
     ranks = global_ranks(fed, "flexlora averages the products of adapters, both of whose matrices are trained")
 
     def aggregate(server, clients, update, rng):
-        stacked = stack(*arrived(update))
+        stacked = stack(*select_arrived(update))
         joint = rank_of(stacked)
         best, lost = resize(stacked, {module: min(rank, joint[module]) for module, rank in ranks.items()})
         mean, _ = resize(best, ranks, generator=rng.torch("rows"), how="truncate")  # few clients have fewer ranks

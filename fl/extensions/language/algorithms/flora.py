@@ -8,14 +8,14 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.split import without
 from fl.base.errors import FLError
-from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
+from fl.extensions.language.joining import global_ranks, rank_algorithm, select_arrived
 from fl.federation import Federation
 from fl.federation.cohort import per_client
 from surgery import broadcast
 from surgery.adapters import LowRank, adapted_layers, resize, stack
-from surgery.adapters.layer import changed
+from surgery.adapters.layer import add_change
 from surgery.adapters.rank import factors
-from surgery.names import joined
+from surgery.names import join
 
 
 def flora(fed: Federation) -> Algorithm:
@@ -32,7 +32,7 @@ def flora(fed: Federation) -> Algorithm:
     """
     ranks = global_ranks(fed, "flora stacks adapters, both of whose matrices are trained")
     layers = dict(adapted_layers(fed.model))
-    bases = {module: joined(module, "base_layer.weight") for module in layers}
+    bases = {module: join(module, "base_layer.weight") for module in layers}
     if not fed.frozen.issuperset(bases.values()):
         raise FLError(
             "flora changes the weights that adapters are beside, and here they are constants: use fl.build",
@@ -49,12 +49,12 @@ def flora(fed: Federation) -> Algorithm:
         return update._replace(received=[without(one, bases.values()) for one in update.received])
 
     def aggregate(server, clients, update, rng):
-        stacked = stack(*arrived(update))
+        stacked = stack(*select_arrived(update))
         found, rest = factors(stacked)
         base, none = {}, {}
         for module, one in found.items():
             change = LowRank(layers[module].base_layer, one.a, one.b, layers[module].multiplier).change().detach()
-            base[bases[module]] = changed(server["global"][bases[module]], change)
+            base[bases[module]] = add_change(server["global"][bases[module]], change)
             none |= one._replace(a=one.a[:0], b=one.b[:, :0]).state
         new = resize(none, ranks, generator=rng.torch("rows"), how="truncate").state
         down = sum(tensor.nbytes for tensor in stacked.values())

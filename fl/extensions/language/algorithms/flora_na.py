@@ -70,9 +70,9 @@ def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float
     p = q = shares
     for _ in range(SWEEPS):
         before = p, q
-        q = _solved(*_normal(inner_b, inner_a, p, shares), q)
+        q = _solve(*_normal(inner_b, inner_a, p, shares), q)
         h, c = _normal(inner_a, inner_b, q, shares)
-        p = _solved(h, c, p)
+        p = _solve(h, c, p)
         if all(torch.allclose(new, old, rtol=1e-12, atol=1e-12) for new, old in zip((p, q), before)):
             break
     whole = float(torch.einsum("j,k,jkxy,jkxy->", shares, shares, inner_a, inner_b))
@@ -87,7 +87,7 @@ def _normal(inner: Tensor, other: Tensor, known: Tensor, shares: Tensor) -> tupl
     return h, torch.einsum("jkxy,kxy,k->j", inner, joint, shares)
 
 
-def _solved(h: Tensor, c: Tensor, x: Tensor) -> Tensor:
+def _solve(h: Tensor, c: Tensor, x: Tensor) -> Tensor:
     """Return the solution that is nearest to x."""
     return x + torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ (c - h @ x)
 

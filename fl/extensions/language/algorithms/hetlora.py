@@ -6,7 +6,7 @@ import torch
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
+from fl.extensions.language.joining import global_ranks, rank_algorithm, select_arrived
 from fl.federation import Federation
 from surgery import average
 from surgery.adapters import rank_of, resize
@@ -26,7 +26,7 @@ def hetlora(fed: Federation) -> Algorithm:
     ranks = global_ranks(fed, "hetlora weighs both matrices of adapters by their products")
 
     def aggregate(server, clients, update, rng):
-        states, sizes = arrived(update)
+        states, sizes = select_arrived(update)
         padded = [resize(one, ranks, how="truncate").state for one in states]
         mean, found = average(padded, weights=sizes), [factors(one)[0] for one in padded]
         norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()

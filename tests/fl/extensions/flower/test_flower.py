@@ -108,10 +108,10 @@ def test_flower__a_nodes_configuration_names_its_copy_of_the_base(tmp_path, mess
 
 
 def test_flower__what_comes_late_or_cannot_be_read_is_named(messages):
-    from fl.extensions.flower.flower import GridLink, answered
+    from fl.extensions.flower.flower import GridLink, reply_to
 
     def app(message, context):
-        return answered(message, lambda request: NodeMessage({"kind": "update"}, {"w": torch.zeros(8)}))
+        return reply_to(message, lambda request: NodeMessage({"kind": "update"}, {"w": torch.zeros(8)}))
 
     def ask(grid_link, timeout=5.0, limit=2**20):
         (answer,), notes = grid_link.ask([(5, NodeMessage({"kind": "update", "round": 3}, {}))], timeout, limit)
@@ -130,13 +130,13 @@ def test_flower__what_comes_late_or_cannot_be_read_is_named(messages):
 
 
 def test_flower__of_two_answers_the_first_counts_and_its_node_is_named(messages):
-    from fl.extensions.flower.flower import GridLink, answered
+    from fl.extensions.flower.flower import GridLink, reply_to
 
     values = iter([1.0, 2.0])
 
     def app(message, context):
         tensors = {"w": torch.full((2,), next(values))}
-        return answered(message, lambda request: NodeMessage({"kind": "update"}, tensors))
+        return reply_to(message, lambda request: NodeMessage({"kind": "update"}, tensors))
 
     grid = Grid(app, {})
     push = grid.push_messages
@@ -155,22 +155,22 @@ def test_flower__of_two_answers_the_first_counts_and_its_node_is_named(messages)
 def test_flower__a_letter_comes_back_as_it_was_and_nothing_else_is_read():
     from flwr.app import ArrayRecord, RecordDict
 
-    from fl.extensions.flower.flower import packed, unpacked
+    from fl.extensions.flower.flower import pack, unpack
 
     request = NodeMessage(
         {"kind": "update", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
     )
-    back = unpacked(packed(request))
+    back = unpack(pack(request))
     assert back.header == request.header
     assert all(torch.equal(back.tensors[name], tensor) for name, tensor in request.tensors.items())
     with pytest.raises(InvalidMessage, match="has 122 bytes, and at most 10"):
-        unpacked(packed(request._replace(tensors={"w": torch.zeros(24)})), limit=10)
-    content = packed(request)
+        unpack(pack(request._replace(tensors={"w": torch.zeros(24)})), limit=10)
+    content = pack(request)
     content["tensors"] = ArrayRecord({"w": torch.zeros(2)})  # as NumPy writes them, perhaps with objects
     with pytest.raises(InvalidMessage, match=r"written as 'numpy\.ndarray', which is not read"):
-        unpacked(content)
+        unpack(content)
     with pytest.raises(InvalidMessage, match="other records"):
-        unpacked(RecordDict())
+        unpack(RecordDict())
 
 
 def test_flower__an_answer_that_is_too_long_is_not_read_to_its_end(messages):

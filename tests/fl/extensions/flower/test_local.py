@@ -36,7 +36,7 @@ def running(tmp_path):
 
 
 def marked(running):
-    return local._marked(running._mark("superlink"))
+    return local._find_marked(running._mark("superlink"))
 
 
 def deal(folder):

@@ -19,7 +19,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.constants import constants
-from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ranks, folded
+from fl.extensions.language.adapters import AdapterOptions, add_adapters, fleet_of_ranks, fold_adapters
 from fl.federation.cohort import per_client
 from fl.runs import checkpoint
 from fl.runs.metrics import read
@@ -40,7 +40,7 @@ def federation_of(make_federation):
 
     def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, base_changes=False, **settings):
         net = base() if net is None else net
-        create = partial(adapted, net, options, base_changes=base_changes)
+        create = partial(add_adapters, net, options, base_changes=base_changes)
         seed = torch.Generator().manual_seed
         model = create(seed(1))
         fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
@@ -103,7 +103,7 @@ def test_adapted__a_stranger_gets_a_plain_model(federation_of):
     server = play(algorithm, fed, rounds=2)[-1][0]
     model = copy.deepcopy(fed.model)
     model.load_state_dict(server["global"])
-    plain = folded(model.eval())
+    plain = fold_adapters(model.eval())
     assert not constants(plain)
     assert list(surgery.state(plain)) == list(surgery.state(base()))
     torch.testing.assert_close(

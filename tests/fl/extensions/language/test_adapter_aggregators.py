@@ -10,7 +10,7 @@ import torch
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
 from fl.engine import SGD
-from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ranks
+from fl.extensions.language.adapters import AdapterOptions, add_adapters, fleet_of_ranks
 from fl.federation.cohort import per_client
 from fl.federation.update import ClientUpdate
 from tests.fl.extensions.language.test_adapted import base
@@ -26,7 +26,7 @@ def played(make_federation):
     def play(method, options, drop=None):
         net, seed = base(), torch.Generator().manual_seed
         options = replace(options, scale=SCALE, train=("6",))
-        create = partial(adapted, net, options, base_changes=ALGORITHMS[method].base_changes)
+        create = partial(add_adapters, net, options, base_changes=ALGORITHMS[method].base_changes)
         model = create(seed(1))
         fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
         fed = make_federation(
@@ -238,7 +238,7 @@ def test_flora__begins_each_round_with_the_model_that_it_made(played):
     assert not torch.equal(*rows)
     bases = [state["global"]["4.base_layer.weight"] for state in (after, server)]
     assert 0 < torch.linalg.matrix_rank(bases[1] - bases[0]) <= sum(RANKS)
-    plain = adapted(base(), replace(UNEQUAL, scale=SCALE, train=("6",)), torch.Generator().manual_seed(1))
+    plain = add_adapters(base(), replace(UNEQUAL, scale=SCALE, train=("6",)), torch.Generator().manual_seed(1))
     assert not any("base_layer" in name for name in plain.state_dict())
     again = fed.initial()
     torch.testing.assert_close(again["4.base_layer.weight"], base()[4].weight.detach())
