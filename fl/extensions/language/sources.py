@@ -71,7 +71,7 @@ class HFModel(nn.Module):
         FLError for a model that was cut: its configuration does not have its sizes.
         """
         settings = surgery.transformers.settings
-        made = settings.made_from(type(self.model), self.model.config)
+        made = settings.make_from(type(self.model), self.model.config)
         cut = settings.first_difference(shapes_of(self.model), shapes_of(made))
         if cut:
             raise FLError(
