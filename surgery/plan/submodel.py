@@ -347,10 +347,10 @@ class Plan:
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
-        made = tensors(small)
-        expected = {name: self.small_shapes.get(name, ()) for name in made}
+        small_tensors = tensors(small)
+        expected = {name: self.small_shapes.get(name, ()) for name in small_tensors}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
-        replace_tensors(small, {id(tensor): values[name] for name, tensor in made.items()}, originals)
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in small_tensors.items()}, originals)
         renew_computed(small)
         return small
 

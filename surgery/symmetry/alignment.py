@@ -96,19 +96,19 @@ def align(
         raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}", code="argument")
     if by not in get_args(By):
         raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}", code="argument")
-    aligner, given = Aligner(models[to], example=example, output=output), list(batches)
+    aligner, batch_list = Aligner(models[to], example=example, output=output), list(batches)
     search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
-    found: list[dict[str, Tensor]] = []
+    permutations: list[dict[str, Tensor]] = []
     for number, model in enumerate(models):
         if number == to:
-            found.append({})
+            permutations.append({})
         elif by == "weights":
-            found.append(aligner.by_weights(models[to], model, search))
+            permutations.append(aligner.by_weights(models[to], model, search))
         else:
-            found.append(aligner.by_activations(models[to], model, given, search))
-    ordered = [aligner.plan(orders).build(model) for orders, model in zip(found, models)]
-    unaligned = aligner.find_unaligned([orders for number, orders in enumerate(found) if number != to])
-    return Aligned(ordered, found, unaligned)
+            permutations.append(aligner.by_activations(models[to], model, batch_list, search))
+    ordered = [aligner.plan(orders).build(model) for orders, model in zip(permutations, models)]
+    unaligned = aligner.find_unaligned([orders for number, orders in enumerate(permutations) if number != to])
+    return Aligned(ordered, permutations, unaligned)
 
 
 class Aligner:
@@ -154,11 +154,11 @@ class Aligner:
         self._check(reference, "the reference"), self._check(other, "the other model")
         if not batches:
             raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
-        one, two = clone(reference), clone(other)
+        copies = clone(reference), clone(other)
         with run_one_by_one():
             solution = solve(trace_in_place(reference, self._example, self._output))
             free = self._in(solution)
-            likeness = Activations(solution, (one, two), batches, set(free))
+            likeness = Activations(solution, copies, batches, set(free))
         return _best(likeness, free, search)
 
     def find_unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -166,18 +166,18 @@ class Aligner:
 
         A warning says so.
         """
-        found = [name for name in self._free if orders and not any(name in order for order in orders)]
-        if found:
-            more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        unaligned = [name for name in self._free if orders and not any(name in order for order in orders)]
+        if unaligned:
+            more = f" and {len(unaligned) - _LISTED} more" if len(unaligned) > _LISTED else ""
             _log.warning(
                 "align leaves %d of %d widths in their order, along which it compares nothing: %s%s; by='weights' "
                 "compares all that parameters lie along",
-                len(found),
+                len(unaligned),
                 len(self._free),
-                ", ".join(found[:_LISTED]),
+                ", ".join(unaligned[:_LISTED]),
                 more,
             )
-        return found
+        return unaligned
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """Return the plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
@@ -189,17 +189,17 @@ class Aligner:
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
-    def _check(self, given: State | nn.Module, what: str) -> State:
-        values = as_state(given, what)
-        check_same(self._shapes, values, "the model that was traced", what)
+    def _check(self, source: State | nn.Module, label: str) -> State:
+        values = as_state(source, label)
+        check_same(self._shapes, values, "the model that was traced", label)
         if any(tensor.is_meta for tensor in values.values()):
-            raise SurgeryError(f"{what} has no weights to compare (meta device): load some first", code="values")
+            raise SurgeryError(f"{label} has no weights to compare (meta device): load some first", code="values")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
         ordered = {join(*key) for atom in self._free.values() for key, _ in members[atom]}
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
             if name in ordered and real and not tensor.isfinite().all():
-                raise SurgeryError(f"{name!r} of {what} is not finite, so that no order matches", code="values")
+                raise SurgeryError(f"{name!r} of {label} is not finite, so that no order matches", code="values")
         return dict(values)
 
 

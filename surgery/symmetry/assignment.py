@@ -63,10 +63,10 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     def draw(atom: Atom) -> list[int]:
         return torch.randperm(atom.size, generator=search.generator).tolist()
 
-    given = {atom: list(range(atom.size)) for atom in free}
-    found = {atom: assignment(likeness.first(atom)) for atom in free}
+    identity = {atom: list(range(atom.size)) for atom in free}
+    guess = {atom: assignment(likeness.first(atom)) for atom in free}
     least = _ROUGH if any(atom.size > _WIDE for atom in free) else _LEAST
-    raced = [_climb(likeness, free, begin, search.progress, least) for begin in (given, found)]
+    raced = [_climb(likeness, free, begin, search.progress, least) for begin in (identity, guess)]
     begins = [max(raced, key=likeness.value), *({atom: draw(atom) for atom in free} for _ in range(starts - 1))]
     best, most = {}, -math.inf
     for begin in begins:

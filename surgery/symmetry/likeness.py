@@ -65,8 +65,8 @@ class Weights:
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axis = self.places[name][dim]
-            one, two = (view(_at_least_single(_rows(t, dim, axis, atom)).cpu()) for t in (self.a[name], other(name)))
-            pairs.append((one, two))
+            left, right = (view(_at_least_single(_rows(t, dim, axis, atom)).cpu()) for t in (self.a[name], other(name)))
+            pairs.append((left, right))
         _add_products(result, pairs)
         return result
 
@@ -90,8 +90,8 @@ class Weights:
             else:
                 old, new = self._reorder(name, before), self._reorder(name, after)
             difference = _at_least_single(new) - _at_least_single(old)
-            one, two = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
-            pairs.append((one, two))
+            left, right = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
+            pairs.append((left, right))
         _add_products(gain, pairs)
         return gain
 
@@ -103,14 +103,14 @@ class Weights:
 def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Add the products of matrices and transposed others; narrow ones together, since each goes through the result."""
     narrow = []
-    for one, two in pairs:
-        if one.shape[1] < len(result):
-            narrow.append((one, two))
+    for left, right in pairs:
+        if left.shape[1] < len(result):
+            narrow.append((left, right))
         else:
-            result.addmm_(one.to(result), two.T.to(result))
+            result.addmm_(left.to(result), right.T.to(result))
     if narrow:
-        one, two = (torch.cat(rows, 1).to(result) for rows in zip(*narrow))
-        result.addmm_(one, two.T)
+        left, right = (torch.cat(rows, 1).to(result) for rows in zip(*narrow))
+        result.addmm_(left, right.T)
 
 
 def _at_least_single(tensor: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:
     if axis is atom:
         return tensor.movedim(dim, 0).reshape(atom.size, -1)
     where = occurrences(axis, atom)
-    found = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
-    return found.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
+    rows = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
+    return rows.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
 
 
 class Activations:
@@ -140,17 +140,18 @@ class Activations:
         self._joints: dict[Axes, Axis] = {}
         for number, batch in enumerate(batches):
             seen = [self._read(solution, model, batch, free, number) for model in models]
-            for key, one in seen[0].items():
-                two = seen[1][key]
-                new = [one @ two.T, one.sum(1), two.sum(1), one.square().sum(1), two.square().sum(1)]
-                new.append(torch.tensor(float(one.shape[1]), dtype=torch.float64))
+            for key, first in seen[0].items():
+                second = seen[1][key]
+                new = [first @ second.T, first.sum(1), second.sum(1), first.square().sum(1), second.square().sum(1)]
+                new.append(torch.tensor(float(first.shape[1]), dtype=torch.float64))
                 moments[key] = [a + b for a, b in zip(moments[key], new)] if key in moments else new
         together: dict[Axis, Tensor] = {}
-        for key, (cross, one, two, ones, twos, n) in moments.items():
+        for key, (cross, first, second, first_squares, second_squares, n) in moments.items():
             spread = [
-                (square / n - (total / n) ** 2).clamp(min=0).sqrt() for square, total in ((ones, one), (twos, two))
+                (square / n - (total / n) ** 2).clamp(min=0).sqrt()
+                for square, total in ((first_squares, first), (second_squares, second))
             ]
-            covariance = cross / n - torch.outer(one / n, two / n)
+            covariance = cross / n - torch.outer(first / n, second / n)
             scale = torch.outer(*spread)
             correlation = torch.where(scale > 1e-12, covariance / scale.clamp(min=1e-12), 0)
             together[self.axes[key]] = together.get(self.axes[key], 0) + correlation
@@ -182,7 +183,7 @@ class Activations:
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
         """Return what matrix products and convolutions read along free widths, as [positions, samples]."""
-        found: dict[tuple[int, int], Tensor] = {}
+        reads: dict[tuple[int, int], Tensor] = {}
 
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
             dims = [dim for dim, axis in enumerate(axes) if free & set(atoms(axis))]
@@ -193,11 +194,11 @@ class Activations:
                 return
             rows = as_real(tensor.detach()).movedim(dims, [*range(len(dims))]).reshape(axis.size, -1)
             rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
-            found[place] = rows.double().cpu()
+            reads[place] = rows.double().cpu()
             self.axes[place] = axis
 
         read_batch(model, batch, solution, keep, where=f"batches[{number}]", by="activations")
-        return found
+        return reads
 
     def _joint(self, axes: Axes) -> Axis:
         """Return one axis for some: always the same one for the same axes."""
@@ -209,13 +210,13 @@ class Activations:
 
 def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
     """Return by atom those that lie along a tensor with it; itself where it lies along one more than once."""
-    found: dict[Atom, set[Atom]] = {}
+    neighbours: dict[Atom, set[Atom]] = {}
     for axes in places:
         along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))
         for atom in along:
             again = sum(_degree(axis, atom) for axis in axes) > 1
-            found.setdefault(atom, set()).update(other for other in along if other is not atom or again)
-    return found
+            neighbours.setdefault(atom, set()).update(other for other in along if other is not atom or again)
+    return neighbours
 
 
 def _degree(axis: Axis, atom: Atom) -> int:

@@ -114,13 +114,13 @@ def trace_and_solve(
 
 def _places(solution: Solution) -> dict[str, Atom]:
     """Return the widths by every name that they could have: that of each axis where they lie."""
-    found = {}
+    widths_by_name = {}
     for key, axes in solution.tensors.items():
         for position, axis in enumerate(axes):
             parts = parts_of(axis)
             for number, atom in enumerate(parts):
-                found[f"{join(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
-    return found
+                widths_by_name[f"{join(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
+    return widths_by_name
 
 
 def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
@@ -135,16 +135,16 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
     return places[name]
 
 
-def _order(name: str, atom: Atom, given: Any) -> list[int]:
+def _order(name: str, atom: Atom, value: Any) -> list[int]:
     try:
-        order = torch.as_tensor(given)
+        order = torch.as_tensor(value)
         whole = not order.is_floating_point() and order.dtype != torch.bool
-        found = order.tolist() if whole else None
+        positions = order.tolist() if whole else None
     except (TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(f"the permutation of {name!r}: {first_line(error)}", code="argument") from error
-    if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
+    if order.shape != (atom.size,) or positions is None or sorted(positions) != list(range(atom.size)):
         raise SurgeryError(
-            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(given)[:60]}",
+            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(value)[:60]}",
             code="argument",
         )
-    return found
+    return positions

@@ -62,8 +62,10 @@ def repair(
     norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     if ends or weights is not None:
         if norms or not ends:
-            what = "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
-            raise SurgeryError(f"{type(model).__name__} {what}", code="argument")
+            problem = (
+                "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
+            )
+            raise SurgeryError(f"{type(model).__name__} {problem}", code="argument")
         return _rescale(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(f"{type(model).__name__} has no norm with statistics: give its `ends`", code="unsupported")
@@ -95,8 +97,8 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> None:
     """Run a model on each batch; SurgeryError if there is none, or if it does not run on one."""
     number = -1
     for number, batch in enumerate(batches):
-        what = f"{type(model).__name__} does not run on batches[{number}]"
-        with explain(what, "; give inputs without labels, two or more in a batch"):
+        problem = f"{type(model).__name__} does not run on batches[{number}]"
+        with explain(problem, "; give inputs without labels, two or more in a batch"):
             call(model, copy_tensors(batch))
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one", code="argument")
@@ -122,20 +124,20 @@ class _Moments:
 
 def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> dict[str, _Moments]:
     """Of the layers of these names, in the order in which they end."""
-    found: dict[str, _Moments] = {}
+    moments: dict[str, _Moments] = {}
     layers = {name: model.get_submodule(name) for name in names}
 
-    def kept(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda *call: found.setdefault(name, _Moments(layers[name]))(*call)
+    def record(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda *call: moments.setdefault(name, _Moments(layers[name]))(*call)
 
-    hooks = [layer.register_forward_hook(kept(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
     try:
         with in_mode(model, training=False):
             _run(model, batches)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return moments
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -160,7 +162,7 @@ def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weight
     seen = [_moments(end, batches, names) for end in ends]
     order = list(seen[0])
     for name in names:
-        if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
+        if name not in seen[0] or any(moments[name].runs != len(batches) for moments in seen):
             raise SurgeryError(f"{name!r} does not run once in a pass: it cannot be set right", code="unsupported")
         weight = model.get_submodule(name)._parameters.get("weight")
         if name != order[-1] and (weight is None or shared[id(weight)] > 1):
@@ -171,7 +173,9 @@ def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weight
     for name in order[:-1]:
         layer: Any = model.get_submodule(name)
         mean, deviation = _moments(model, batches, [name])[name].mean_and_deviation
-        aim = torch.stack([w * one[name].mean_and_deviation for w, one in zip(weights / weights.sum(), seen)]).sum(0)
+        aim = torch.stack(
+            [w * moments[name].mean_and_deviation for w, moments in zip(weights / weights.sum(), seen)]
+        ).sum(0)
         scale = torch.where(deviation > 1e-12, aim[1] / deviation.clamp(min=1e-12), 1)
         with torch.no_grad():
             weight, bias = layer.weight.cpu().double(), layer.bias.cpu().double()

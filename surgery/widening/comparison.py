@@ -76,13 +76,13 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 
 def find_unwritten(steps: Sequence[Step]) -> list[bool]:
     """Return for each step whether its result is uninitialised memory, or a view of such memory (even once written)."""
-    found: list[bool] = []
+    flags: list[bool] = []
     for step in steps:
         rule = RULES.get(step.name)
         source = step.sources[0] if len(step.sources) == 1 and rule and rule.carries else None
-        view = source is not None and not isinstance(source[0], str) and found[source[0]]
-        found.append(view or step.name in _UNWRITTEN)
-    return found
+        view = source is not None and not isinstance(source[0], str) and flags[source[0]]
+        flags.append(view or step.name in _UNWRITTEN)
+    return flags
 
 
 _SUMS = {"sum", "nansum", "norm", "linalg_vector_norm"}
@@ -91,9 +91,9 @@ _SUMS = {"sum", "nansum", "norm", "linalg_vector_norm"}
 class _Compare(Replay):
     """Compares results with the kept ones, except results of weights alone and uninitialised memory."""
 
-    def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
+    def __init__(self, results: list[list[Tensor]], solution: Solution, choice: Choice):
         super().__init__(solution)
-        self.kept, self.solution, self.choice = kept, solution, choice
+        self.kept, self.solution, self.choice = results, solution, choice
         self.summed: int | None = None  # the first sum that differs
         self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), find_unwritten(self.steps))]
 

@@ -144,19 +144,19 @@ class Readers(NamedTuple):
 
 def readers(solution: Solution) -> Readers:
     """Return the readers of every width."""
-    found = Readers({}, [])
+    result = Readers({}, [])
     for number, step in enumerate(solution.steps):
         if step.name == "scaled_dot_product_attention":
-            found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
+            result.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
         pairs = list(factors(step))
         for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
             places = [_find_held(solution, step, which, axis) for which, axis, _ in pairs]
             place = next((place for place in reversed(places) if place and place[1] is not None), None)
             if place is None:
-                found.computed.append((number, atom))
+                result.computed.append((number, atom))
             else:
-                found.of.setdefault(place, set()).add(atom)
-    return found
+                result.of.setdefault(place, set()).add(atom)
+    return result
 
 
 def _find_held(
@@ -168,17 +168,17 @@ def _find_held(
         if source is None:
             return None
         tensor = isinstance(source[0], str)
-        made = solution.tensors[source] if tensor else solution.steps[source[0]].outputs[source[1]]
-        place = axis - len(step.inputs[which]) + len(made)  # expand has put axes in front
+        source_axes = solution.tensors[source] if tensor else solution.steps[source[0]].outputs[source[1]]
+        place = axis - len(step.inputs[which]) + len(source_axes)  # expand has put axes in front
         if place < 0:
             return None
         if tensor:
-            return source, place if made[place] is step.inputs[which][axis] else None
+            return source, place if source_axes[place] is step.inputs[which][axis] else None
         before = solution.steps[source[0]]
         rule = RULES.get(before.name)
         if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
             return None
-        axis, step, which = _axis_before(before, made, place), before, 0
+        axis, step, which = _axis_before(before, source_axes, place), before, 0
     return None
 
 
@@ -194,8 +194,8 @@ def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | 
             order[i], order[j] = order[j], order[i]
         return order[axis]
     start = 0
-    for place, found in enumerate(after[: axis + 1]):
-        match = next((i for i in range(start, len(before)) if before[i] is found), None)
+    for place, target in enumerate(after[: axis + 1]):
+        match = next((i for i in range(start, len(before)) if before[i] is target), None)
         if place == axis:
             return match
         start = start if match is None else match + 1
@@ -296,8 +296,8 @@ class _Growth:
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
-            found = check_plan(model, plan, self.solution, self.choice, example)
-            return found.plan if isinstance(found, Checked) else found
+            result = check_plan(model, plan, self.solution, self.choice, example)
+            return result.plan if isinstance(result, Checked) else result
 
         seen = observe(self.model, self.example, check)
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
@@ -342,16 +342,16 @@ def _find_growing(
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
-    twin, given = trial(model), vary(example, torch.float64)
+    twin, varied_example = trial(model), vary(example, torch.float64)
     try:
-        trace = trace_in_place(twin, given, output)
+        trace = trace_in_place(twin, varied_example, output)
     except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
-        twin, given = trial(model, torch.float32), vary(example, torch.float32)
+        twin, varied_example = trial(model, torch.float32), vary(example, torch.float32)
         try:
-            trace = trace_in_place(twin, given, output)
+            trace = trace_in_place(twin, varied_example, output)
         except SurgeryError as error:
             raise SurgeryError(f"{error} (in float32; float64 fails, too)", code=error.code) from error
-    example, whole = given, {}
+    example, whole = varied_example, {}
 
     def attempt() -> _Growth:
         solution = solve(trace, whole)
@@ -364,36 +364,36 @@ def _find_growing(
 
     def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
         """Return the atoms of the trace that lie along axes of these steps and are one of these widths."""
-        found = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
-        return [raw for raw in found if here.solution.axis_of(raw) in which]
+        raw_atoms = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
+        return [raw for raw in raw_atoms if current.solution.axis_of(raw) in which]
 
-    here = attempt()
-    for atom in here.chosen.sliced:
+    current = attempt()
+    for atom in current.chosen.sliced:
         if atom.order:
             whole.update(dict.fromkeys(of(trace.steps, {atom}), role(f"its order matters: {atom.order}")))
     multiplied = role("two computed tensors are multiplied and summed along it")
-    for number, atom in here.readers.computed:
-        if atom in here.choice:
+    for number, atom in current.readers.computed:
+        if atom in current.choice:
             whole.update(dict.fromkeys(of([trace.steps[number]], {atom}), multiplied))
-    here = attempt()
+    current = attempt()
     for _ in range(_MOST_LEFT):
-        if isinstance(here.outcome, Plan):
-            return here
-        number, why = here.outcome
+        if isinstance(current.outcome, Plan):
+            return current
+        number, why = current.outcome
         modules = alike(twin, trace.steps[number].module)
-        found = (
-            of(same_code(twin, trace.steps, number), here.choice.keys())
+        stuck_atoms = (
+            of(same_code(twin, trace.steps, number), current.choice.keys())
             # where nothing grows there, an attribute is wrong for what does in that module, or in its layers
-            or of([step for step in trace.steps if step.module in modules], here.choice.keys())
-            or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], here.choice.keys())
+            or of([step for step in trace.steps if step.module in modules], current.choice.keys())
+            or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], current.choice.keys())
         )
-        if not found:
+        if not stuck_atoms:
             raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}: give keep=[...]", code="run")
-        whole.update(dict.fromkeys(found, why))
-        here = attempt()
+        whole.update(dict.fromkeys(stuck_atoms, why))
+        current = attempt()
     raise SurgeryError(
         f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-        f"of its code. {list_whole(model, here.whole, 'grow')}\nLeave these modules, and those that "
+        f"of its code. {list_whole(model, current.whole, 'grow')}\nLeave these modules, and those that "
         "share widths with them, as they are with keep=[...]",
         code="run",
     )
@@ -410,8 +410,8 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
             continue
         new = torch.zeros(values[name].shape, dtype=torch.bool)
         for axis, along in enumerate(growth.solution.tensors[key]):
-            made = growth.choice.keys() - growth.readers.of.get((key, axis), set())
-            copies = shares(along, made, growth.choice, "zero") == 0
+            made_widths = growth.choice.keys() - growth.readers.of.get((key, axis), set())
+            copies = shares(along, made_widths, growth.choice, "zero") == 0
             new |= copies.view([-1 if i == axis else 1 for i in range(new.ndim)])
         drawn = torch.randn(values[name].shape, generator=generator) * noise * old[name]
         values[name].add_(torch.where(new, drawn, 0).to(values[name]))

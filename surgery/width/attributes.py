@@ -35,7 +35,7 @@ def attribute_values(
     values: dict[Place, Number] = {}
     for place, value in held.items():
         several = isinstance(value, list | tuple)
-        values |= {place._replace(item=i): one for i, one in enumerate(value)} if several else {place: value}
+        values |= {place._replace(item=i): number for i, number in enumerate(value)} if several else {place: value}
     sizes: dict[str, list[NewSizes]] = defaultdict(list)
     for name, of_module in by_module.items():
         for around in outwards(name):
@@ -56,36 +56,36 @@ def attribute_values(
         for more in ([], _follow_compared(solution, values, known))
     )
     tries = [alone | labels, with_compared | labels, alone]
-    return [one for i, one in enumerate(tries) if one not in tries[:i]]
+    return [new_values for i, new_values in enumerate(tries) if new_values not in tries[:i]]
 
 
 def _read(
     solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
-    asked: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
+    new_values: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
     stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
         value = evaluate(expression, values)
         lengths: dict[int, set[int]] = merge_sizes(scales.lengths(step) for step in steps)
         if any(solution.steps[step].name != "div" for step in steps):  # by a length as it is the code divides
             lengths = {old: news for old, news in lengths.items() if old != value}
-        if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
-            for part, new in found:
-                asked[part].add(new)
+        if parts := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
+            for part, new in parts:
+                new_values[part].add(new)
             continue
         sizes, scaled = (
             {size_of(axis, choice) for axis in axes},
-            {n for one in steps for n in scales.become(one, value)},
+            {n for step in steps for n in scales.become(step, value)},
         )
         if scaled or (steps and isinstance(value, float)):
-            asked[expression] |= scaled | sizes or {value}
+            new_values[expression] |= scaled | sizes or {value}
         elif len(sizes) == 1:
             yield expression, sizes.pop()
         elif steps:
             stay.append((expression, value))
     # what several share follows if all ask the same
-    yield from ((expression, news.pop()) for expression, news in asked.items() if len(news) == 1)
+    yield from ((expression, news.pop()) for expression, news in new_values.items() if len(news) == 1)
     yield from stay
 
 
@@ -124,15 +124,15 @@ def _news(sizes: Sizes, value: Number) -> set[Number]:
     return {new for old, news in sizes.items() if old == value for new in news}
 
 
-def _select_changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
+def _select_changed(held: Mapping[Place, Any], new_numbers: Mapping[Place, Number]) -> Values:
     """Return the attributes with other numbers than they hold."""
     changed: Values = {}
     for place, value in held.items():
         if isinstance(value, list | tuple):
             old: Any = list(value)
-            new: Any = [found.get(place._replace(item=i), one) for i, one in enumerate(value)]
+            new: Any = [new_numbers.get(place._replace(item=i), number) for i, number in enumerate(value)]
         else:
-            old, new = value, found.get(place, value)
+            old, new = value, new_numbers.get(place, value)
         if new != old:
             changed[place.module, place.attribute] = new
     return changed

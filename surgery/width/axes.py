@@ -171,16 +171,16 @@ def is_fixed(axis: Axis) -> bool:
     return all(atom.why for atom in atoms(axis))
 
 
-def mark_grouping(axis: Axis, what: str) -> None:
+def mark_grouping(axis: Axis, grouping: str) -> None:
     """Mark each position of this axis as a head or a group, computed side by side with the others.
 
     Args:
-        what: "heads" or "groups".
+        grouping: "heads" or "groups".
     """
-    if what not in ("heads", "groups"):
-        raise InternalError(f"mark_grouping: an axis counts 'heads' or 'groups', not {what!r}")
+    if grouping not in ("heads", "groups"):
+        raise InternalError(f"mark_grouping: an axis counts 'heads' or 'groups', not {grouping!r}")
     for digit in digits(axis):
-        digit.grouping = digit.grouping or what
+        digit.grouping = digit.grouping or grouping
 
 
 def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
@@ -299,8 +299,8 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
         rest, others = [axis for axis in old if axis.size], [size for size in sizes if size]
         if prod(axis.size for axis in rest) != prod(others):
             return [Axis(size, role("an empty tensor")) for size in sizes]
-        found = iter(regroup(rest, others))
-        return [next(found) if size else Axis(0, role("an empty tensor")) for size in sizes]
+        nonempty = iter(regroup(rest, others))
+        return [next(nonempty) if size else Axis(0, role("an empty tensor")) for size in sizes]
     if prod(axis.size for axis in old) != prod(sizes):
         raise InternalError(f"regroup: axes {old} have not as many positions as sizes {sizes}")
     queue = [digit for axis in old for digit in digits(axis)]
@@ -346,10 +346,10 @@ def _fits(digits: list[int], sizes: list[int]) -> bool:
     return True
 
 
-def _merge_fixed(found: list[Axis]) -> list[Axis]:
+def _merge_fixed(parts: list[Axis]) -> list[Axis]:
     """Merge adjacent fixed digits, so that a reshape may mix them: all their positions stay in any case."""
     result: list[Axis] = []
-    for digit in found:
+    for digit in parts:
         if result and is_fixed(digit) and is_fixed(result[-1]):
             # The weakest reason: that one digit belongs to the data says nothing about the other.
             why = min((atom.why for axis in (result[-1], digit) for atom in atoms(axis)), key=lambda why: why.kind)
@@ -386,14 +386,16 @@ def _align_digits(a: Axis, b: Axis) -> None:
         elif x.size == y.size:
             unify(x, y)
         else:
-            (larger, smaller, mine, other) = (x, y, left, right) if x.size > y.size else (y, x, right, left)
+            larger, smaller, larger_queue, smaller_queue = (
+                (x, y, left, right) if x.size > y.size else (y, x, right, left)
+            )
             if larger.size % smaller.size:
                 for axis in (a, b):
                     fix(axis, lost("cannot be followed through two reshapes that do not fit together"))
                 return
             major, minor = split_digit(larger, smaller.size)
-            mine[:0] = [*digits(major), *digits(minor)]
-            other[:0] = digits(smaller)
+            larger_queue[:0] = [*digits(major), *digits(minor)]
+            smaller_queue[:0] = digits(smaller)
 
 
 def _align_terms(a: Axis, b: Axis) -> None:

@@ -82,12 +82,12 @@ def check_plan(
     """
     scales = Scales(solution, choice, held)
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
-    kept, tensors = names_by_id(model), dict(named_tensors(model))
-    in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
+    state_names, tensors = names_by_id(model), dict(named_tensors(model))
+    in_state = {key for key, tensor in tensors.items() if id(tensor) in state_names}
     news = {key: new for key, new in _find_filling(solution, scalings).items() if key not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
-    found: list[_Diverged] = []
+    divergences: list[_Diverged] = []
     for values in attribute_values(model, solution, choice, scales, by_module):
         small = plan.build_unchecked(model)
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
@@ -100,26 +100,26 @@ def check_plan(
         narrow = _Predicted(small, solution, choice, scales, scaled, shapes)
         diverged = narrow.difference(example)
         if diverged is None:
-            stay = [one for one in scalings if one.held or (one.step, one.value) in narrow.same]
-            return Checked(checked, [one for one in stay if one.held not in news])
-        found.append(diverged)
-    here = max(found, key=lambda one: one.step)
-    return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
+            stay = [scaling for scaling in scalings if scaling.held or (scaling.step, scaling.value) in narrow.same]
+            return Checked(checked, [scaling for scaling in stay if scaling.held not in news])
+        divergences.append(diverged)
+    furthest = max(divergences, key=lambda error: error.step)
+    return Divergence(furthest.step, str(furthest), _no_way_on(model, solution, choice, furthest))
 
 
 def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
     """Return what tensors of one number are filled with, if all steps that take the tensor ask for the same."""
-    asked: dict[tuple[str, str], dict[int, set[float | None]]] = {}
-    for one in scalings:
-        if one.held is not None:
-            asked.setdefault(one.held, {}).setdefault(one.step, set()).add(one.new)
-    found = {}
-    for key, by_step in asked.items():
+    new_values: dict[tuple[str, str], dict[int, set[float | None]]] = {}
+    for scaling in scalings:
+        if scaling.held is not None:
+            new_values.setdefault(scaling.held, {}).setdefault(scaling.step, set()).add(scaling.new)
+    fillings = {}
+    for key, by_step in new_values.items():
         takers = {number for number, step in enumerate(solution.steps) if key in step.sources}
         news = set().union(*by_step.values())
         if takers == by_step.keys() and len(news) == 1 and (new := news.pop()) is not None:
-            found[key] = new
-    return found
+            fillings[key] = new
+    return fillings
 
 
 def with_configuration(
@@ -128,8 +128,8 @@ def with_configuration(
     """Return a checked plan after which a configuration says the new widths, too; or the plan, and why it cannot."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
-        found = _Predicted(small, solution, choice).difference(example)
-        return None if found is None else (len(solution.steps) - found.step, str(found))
+        diverged = _Predicted(small, solution, choice).difference(example)
+        return None if diverged is None else (len(solution.steps) - diverged.step, str(diverged))
 
     problems = []
     for follower in followers(model):
@@ -149,7 +149,7 @@ def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice,
                 shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copy_tensors(example)))]
         except Exception as error:
             return first_line(error)
-        if shapes != [tuple(size_of(axis, choice) for axis in found) for found in outputs]:
+        if shapes != [tuple(size_of(axis, choice) for axis in tensor_axes) for tensor_axes in outputs]:
             return f"the output has the shapes {shapes}"
     return ""
 
@@ -196,8 +196,8 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
         for axis in other.axes():
             if any(atom.makers for atom in atoms(axis)):
                 sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
-    mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
-    return [max(mine), *sorted(sizes[max(mine)])] if mine else []
+    torn_sizes = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
+    return [max(torn_sizes), *sorted(sizes[max(torn_sizes)])] if torn_sizes else []
 
 
 def splits_interleaved(step: Step[Axis]) -> bool:
@@ -249,7 +249,7 @@ class _Predicted(Operations):
                     output = call(self.small, copy_tensors(example))
             except Exception as error:
                 return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
-            expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
+            expected = [tuple(size_of(axis, self.choice) for axis in tensor_axes) for tensor_axes in outputs]
             if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
                 return _Diverged(min(self.done, last), "the output has another shape")
             if self.origins.of(tensors_in(output)) != returned:  # which an index that was taken for a width has picked
@@ -282,8 +282,8 @@ class _Predicted(Operations):
             for key, value in scalars.items()
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value)
         )
-        for found, tensor in zip(step.outputs, outputs):
-            expected = [size_of(axis, self.choice) for axis in found]
+        for tensor_axes, tensor in zip(step.outputs, outputs):
+            expected = [size_of(axis, self.choice) for axis in tensor_axes]
             left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
             if expected != list(tensor.shape) and not left_empty:
                 message = f"a result of shape {list(tensor.shape)} where {expected} was expected"
@@ -300,7 +300,7 @@ class _Predicted(Operations):
         return result
 
     def _stays(self, tensors: list[Axes]) -> bool:
-        return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
+        return all(size_of(axis, self.choice) == axis.size for tensor_axes in tensors for axis in tensor_axes)
 
     def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], inputs: list[Tensor]) -> None:
         """Check that an argument that was the size of an axis is its new size."""

@@ -80,11 +80,11 @@ class Demand:
         """Return the same demand, with `made` taken from the model's axes."""
         if not any(isinstance(rate, int) for rate in self.rates.values()):
             return self
-        made: dict[tuple[str, Atom], int] = {}
+        lengths: dict[tuple[str, Atom], int] = {}
         for module, axis in solution.made:
             for atom in atoms(axis):
-                made.setdefault((module, atom), axis.size)
-        return replace(self, made=made)
+                lengths.setdefault((module, atom), axis.size)
+        return replace(self, made=lengths)
 
     def count_kept(self, atom: Atom, size: int | None = None) -> int:
         """Return how many positions of an atom stay; with `size`, how many of `size` positions that shrink with it."""
@@ -350,13 +350,13 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
 def _check_used(solution: Solution, demand: Demand) -> None:
     """Raise SurgeryError if a pattern of `width` has no effect."""
     for pattern in demand.rates:
-        made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
-        decided = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
+        matched_axes = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
+        decided = [(module, axis) for module, axis in matched_axes if demand.pattern_of(module) == pattern]
         free = [module for module, axis in decided if not is_whole(axis)]
         if any(not any(matches(module, keep_pattern) for keep_pattern in demand.keep) for module in free):
             continue
         why = "no module that it matches makes a width"
-        if made and not decided:
+        if matched_axes and not decided:
             why = "an earlier pattern matches the same modules"
         elif free:
             why = f"keep={list(demand.keep)} keeps all that it matches"
@@ -409,8 +409,8 @@ def _reasons_to_keep(solution: Solution, demand: Demand) -> dict[Atom, Why]:
     reasons = {}
     for pattern in demand.keep:
         tensors = [tensor_axes for (module, _), tensor_axes in solution.tensors.items() if matches(module, pattern)]
-        made = [axis for module, axis in solution.made if matches(module, pattern)]
-        for axis in (*made, *(axis for tensor_axes in tensors for axis in tensor_axes)):
+        made_axes = [axis for module, axis in solution.made if matches(module, pattern)]
+        for axis in (*made_axes, *(axis for tensor_axes in tensors for axis in tensor_axes)):
             reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
 

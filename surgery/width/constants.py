@@ -42,14 +42,16 @@ class _Part(NamedTuple):
 
 def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
     """Yield the axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
-    own = digits(axis)
-    stretches: list[Sequence[Axis]] = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
+    axis_digits = digits(axis)
+    stretches: list[Sequence[Axis]] = [
+        axis_digits[i:j] for i in range(len(axis_digits)) for j in range(i + 1, len(axis_digits) + 1)
+    ]
     for stretch in stretches or [[axis]]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
             is_count = len(stretch) == 1 and bool(grouping_of(stretch[0]))
-            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(own) > 1), old != new)
-    for digit in own:
+            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(axis_digits) > 1), old != new)
+    for digit in axis_digits:
         if isinstance(digit, Sum):
             for term in dict.fromkeys(terms(digit)):
                 yield from _parts(term, choice)
@@ -100,14 +102,14 @@ class NewSizes(NamedTuple):
 
 def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, NewSizes]:
     """Return what each module's tensors and operations say, by module."""
-    found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
+    by_module: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            found[module].add(parts_of(axis), only_changes=False)
+            by_module[module].add(parts_of(axis), only_changes=False)
     known: dict[str, set[Axis]] = defaultdict(set)  # by module the axes of earlier steps
     for place, step in enumerate(solution.steps):
-        sizes = found[step.module]
+        sizes = by_module[step.module]
         others = set(step.axes()) - known[step.module]
         known[step.module] |= others
         for axis in others:
@@ -115,7 +117,7 @@ def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, N
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
         sizes.scales.extend(scales.of(place))
-    return found
+    return by_module
 
 
 def together(several: Iterable[NewSizes]) -> NewSizes:
@@ -165,7 +167,7 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
             parts = (atom for axis in step.axes() for atom in atoms(axis))
             numbers["_heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
     for name, module in modules.items():
-        values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
+        values = next((function for kinds, function in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
             if hasattr(module, attribute) and getattr(module, attribute) != value:
                 yield {"do": "set", "module": name, "attribute": attribute, "value": value}

@@ -50,21 +50,21 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     >>> bool((small.weight == net.weight[:, :2]).all()), plan.entries["weight"][0].index
     (True, (None, ((0, 2),)))
     """
-    for name, given in (("model", model), ("like", small)):
-        if not isinstance(given, nn.Module):
+    for name, module in (("model", model), ("like", small)):
+        if not isinstance(module, nn.Module):
             raise SurgeryError(
-                f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model",
+                f"{name} is a module, got a {type(module).__name__}: for a state, load it into its model",
                 code="argument",
             )
-        refuse_compiled(given)
+        refuse_compiled(module)
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     plan = Plan(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
-    if kept := _find_kept_scales(model, small, plan):
-        _log.warning(kept)
+    if warning := _find_kept_scales(model, small, plan):
+        _log.warning(warning)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan
@@ -179,7 +179,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     _, base = corner(model, small)
     seen, full = trace_model(model, example), state(model)
     solution = solve(seen.found)
-    where = {join(*key): found for key, found in solution.tensors.items()}
+    where = {join(*key): tensor_axes for key, tensor_axes in solution.tensors.items()}
     wanted, sets = dict(base.small_shapes), []
     for edit in base.edits:
         if edit["do"] != "slice":
@@ -187,13 +187,13 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         else:  # a tensor that is not in the state
             name = join(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
-    kept = _solve([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
+    counts = _solve([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
     def plan(by: int) -> Plan:
-        starts = {atom: 0 if atom.order else by for atom in kept}
-        choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
-        found = plan_of(seen.model, full, solution, choice)
-        return found.with_edits((*sets, *found.edits))
+        starts = {atom: 0 if atom.order else by for atom in counts}
+        choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in counts.items() if n < a.size}
+        window = plan_of(seen.model, full, solution, choice)
+        return window.with_edits((*sets, *window.edits))
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:
@@ -212,49 +212,49 @@ def _solve(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
 
     If a width is a product of several digits that may shrink, heads and groups are kept whole.
     """
-    kept: dict[Atom, int] = {}
+    counts: dict[Atom, int] = {}
     for _, axis, n in equations:
-        kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
-    unknown = [equation for equation in equations if not _is_known(equation[1], kept)]
+        counts.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
+    unknown = [equation for equation in equations if not _is_known(equation[1], counts)]
     while unknown:
-        if not sum(_settle(axis, n, kept) for _, axis, n in unknown):
+        if not sum(_settle(axis, n, counts) for _, axis, n in unknown):
             parts = [digit for _, axis, _ in unknown for digit in digits(axis)]
-            groups = [digit for digit in parts if grouping_of(digit) and not _is_known(digit, kept)]
+            groups = [digit for digit in parts if grouping_of(digit) and not _is_known(digit, counts)]
             if not groups:
                 name, axis, n = unknown[0]
                 raise SurgeryError(
                     f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps",
                     code="width",
                 )
-            kept.update({atom: atom.size for atom in atoms(groups[0])})
-        unknown = [equation for equation in unknown if not _is_known(equation[1], kept)]
+            counts.update({atom: atom.size for atom in atoms(groups[0])})
+        unknown = [equation for equation in unknown if not _is_known(equation[1], counts)]
     for name, axis, n in equations:
-        if _new_size(axis, kept) != n:
+        if _new_size(axis, counts) != n:
             why = next(
                 (atom.why.text for atom in atoms(axis) if atom.why), "its widths shrink to other sizes elsewhere"
             )
             raise SurgeryError(
                 f"{axis.size} positions of {name!r} become {n}, and no choice of them does that: {why}", code="width"
             )
-    return kept
+    return counts
 
 
-def _is_known(axis: Axis, kept: dict[Atom, int]) -> bool:
-    return all(atom in kept for atom in atoms(axis))
+def _is_known(axis: Axis, counts: dict[Atom, int]) -> bool:
+    return all(atom in counts for atom in atoms(axis))
 
 
-def _settle(axis: Axis, n: int, kept: dict[Atom, int]) -> bool:
+def _settle(axis: Axis, n: int, counts: dict[Atom, int]) -> bool:
     """Return whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
     if isinstance(axis, Atom):
-        kept[axis] = n
+        counts[axis] = n
         return True
-    known = [_new_size(part, kept) for part in axis.parts if _is_known(part, kept)]
-    unknown = [part for part in axis.parts if not _is_known(part, kept)]
+    known = [_new_size(part, counts) for part in axis.parts if _is_known(part, counts)]
+    unknown = [part for part in axis.parts if not _is_known(part, counts)]
     if len(set(unknown)) != 1 or (isinstance(axis, Product) and len(unknown) > 1):
         return False
     n, rest = divmod(n - sum(known), len(unknown)) if isinstance(axis, Sum) else divmod(n, prod(known))
-    return not rest and 0 < n <= unknown[0].size and _settle(unknown[0], n, kept)
+    return not rest and 0 < n <= unknown[0].size and _settle(unknown[0], n, counts)
 
 
-def _new_size(axis: Axis, kept: dict[Atom, int]) -> int:
-    return size_of(axis, {atom: range(kept[atom]) for atom in atoms(axis)})
+def _new_size(axis: Axis, counts: dict[Atom, int]) -> int:
+    return size_of(axis, {atom: range(counts[atom]) for atom in atoms(axis)})

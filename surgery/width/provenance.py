@@ -224,11 +224,11 @@ for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
 
 def is_custom(module: nn.Module) -> bool:
     """Return whether a module's numbers are its author's; numbers of torch's own layers are known by their names."""
-    own = type(module).__module__.startswith("torch.nn.")
+    is_torch = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
     )
-    return isinstance(module, nn.Transformer) or not (own or known)
+    return isinstance(module, nn.Transformer) or not (is_torch or known)
 
 
 def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
@@ -304,18 +304,18 @@ def solve_for_places(
     >>> solve_for_places([(quotient, 8)], {width: 64, heads: 4}, lambda place: place == width)[width]
     32
     """
-    found = {expression: result for expression, result in reversed(equations) if isinstance(expression, Place)}
+    new_values = {expression: result for expression, result in reversed(equations) if isinstance(expression, Place)}
     left = [equation for equation in equations if isinstance(equation[0], Operation)]
     for expression, result in [*left, *left]:  # what one gives another may need
-        known = {**values, **found}
-        unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
+        known = {**values, **new_values}
+        unknown = [place for place in dict.fromkeys(places(expression)) if place not in new_values]
         unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
         if _value(expression, known) == result:
             continue
         options = {place: value for place in unknown if (value := _solve(expression, place, result, known)) is not None}
         if len(options) == 1:  # of a quotient the dividend
-            found |= options
-    return found
+            new_values |= options
+    return new_values
 
 
 def _solve(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:

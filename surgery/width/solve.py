@@ -278,7 +278,7 @@ class Solver:
     def __init__(
         self,
         held: Iterable[Sequence[axes.Axis]] = (),
-        made: Iterable[tuple[str, axes.Axis]] = (),
+        made_axes: Iterable[tuple[str, axes.Axis]] = (),
         ordered: Iterable[tuple[axes.Axis, str]] = (),
         whole: Mapping[axes.Axis, Why] = MappingProxyType({}),
         steps: Iterable[Step[axes.Axis]] = (),
@@ -291,20 +291,20 @@ class Solver:
             for atom in axes.atoms(axis):
                 self._order.setdefault(atom, why)
         self._makers: dict[axes.Axis, dict[str, None]] = {}
-        made = list(made)
+        made_axes = list(made_axes)
         # atoms that are part of a digit in an axis of several digits
         inside = {
             atom
-            for axis in (*(axis for _, axis in made), *(axis for tensor_axes in held for axis in tensor_axes))
+            for axis in (*(axis for _, axis in made_axes), *(axis for tensor_axes in held for axis in tensor_axes))
             for term in axes.terms(axis)
             if len(parts := axes.digits(term)) > 1
             for part in parts
             for atom in axes.atoms(part)
         }
-        for module, axis in made:
+        for module, axis in made_axes:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
-        alone = {axes.find(axis) for _, axis in made} - inside - set(_matrix_counts(steps, self._makers.keys()))
+        alone = {axes.find(axis) for _, axis in made_axes} - inside - set(_matrix_counts(steps, self._makers.keys()))
         self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels that are not part of a head
 
     def __call__(self, axis: axes.Axis) -> Axis:
@@ -348,12 +348,12 @@ class Solver:
         return flat[0] if len(flat) == 1 else Sum(flat)
 
 
-def _matrix_counts(steps: Iterable[Step[axes.Axis]], made: Collection[axes.Axis]) -> Iterator[axes.Axis]:
+def _matrix_counts(steps: Iterable[Step[axes.Axis]], made_atoms: Collection[axes.Axis]) -> Iterator[axes.Axis]:
     """Yield the atoms that count matrices side by side (such as experts), if these map features to features."""
     for step in steps:
         if step.name in ("bmm", "baddbmm"):
             _, read, features = step.inputs[-1]
-            if all(atom in made for axis in (read, features) for atom in axes.atoms(axis)) and features.size > 1:
+            if all(atom in made_atoms for axis in (read, features) for atom in axes.atoms(axis)) and features.size > 1:
                 yield from axes.atoms(step.outputs[0][0])
 
 

@@ -48,11 +48,11 @@ class Step(Generic[A]):
 def number_steps(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
     """Return each step's number by its module's name, how many operations ran before in it, and its own name."""
     calls: Counter[str] = Counter()
-    found = {}
+    numbers = {}
     for number, step in enumerate(steps):
-        found[step.module, calls[step.module], step.name] = number
+        numbers[step.module, calls[step.module], step.name] = number
         calls[step.module] += 1
-    return found
+    return numbers
 
 
 def alike(model: nn.Module, name: str) -> list[str]:
@@ -73,20 +73,20 @@ def alike(model: nn.Module, name: str) -> list[str]:
         )
 
     def place(name: str) -> tuple[type, type, str]:
-        around = next((one for one in outwards(name) if is_own(modules[one])), "")
+        around = next((outer for outer in outwards(name) if is_own(modules[outer])), "")
         inside = ".".join("*" if part.isdigit() else part for part in name[len(around) :].split("."))
         return type(modules[name]), type(modules[around]), inside
 
-    here = place(name)
-    return [other for other in modules if place(other) == here]
+    target = place(name)
+    return [other for other in modules if place(other) == target]
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
     """Return the operations at the place in the code of its module where a step is, in all modules that are `alike`."""
     numbers = number_steps(steps)
     module, call, name = [*numbers][number]
-    found = (numbers.get((other, call, name)) for other in alike(model, module))
-    return [steps[one] for one in found if one is not None]
+    matches = (numbers.get((other, call, name)) for other in alike(model, module))
+    return [steps[match] for match in matches if match is not None]
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -104,13 +104,13 @@ def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     rule = rule_for(func)
     sizes = rule.sizes if rule else ()
-    found = {}
+    scalars = {}
     for key, value in bound.items():
         if value is None or key in sizes or type(value) in _NOT_PLAIN:
             continue
         if type(value) in _PLAIN or is_plain(value):
-            found[key] = tuple(value) if isinstance(value, list) else value
-    return found
+            scalars[key] = tuple(value) if isinstance(value, list) else value
+    return scalars
 
 
 _PLAIN = {bool, int, float, str}

@@ -496,8 +496,8 @@ def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | N
                     seen.found.follow(*runs[-1], training=True)
                 else:
                     track = bool(seen.found.reads)
-                    found = Trace(copy_of(model), copy_tensors(way.example), (False, True), output, track)
-                    seen = way._replace(found=found)
+                    full_trace = Trace(copy_of(model), copy_tensors(way.example), (False, True), output, track)
+                    seen = way._replace(found=full_trace)
             seen.found.untrained = ""
             break
         except (InternalError, RuleError):

@@ -208,10 +208,10 @@ def fresh(shape: Iterable[int], why: Why | None = None) -> list[Axis]:
     return [Axis(size, why) for size in shape]
 
 
-def fitting(found: Iterable[Axis], shape: Iterable[int]) -> list[Axis]:
+def fitting(axes: Iterable[Axis], shape: Iterable[int]) -> list[Axis]:
     """Return these axes, and new ones where a size differs or there are no more."""
-    found = list(found)
-    return [found[i] if i < len(found) and found[i].size == size else Axis(size) for i, size in enumerate(shape)]
+    axes = list(axes)
+    return [axes[i] if i < len(axes) and axes[i].size == size else Axis(size) for i, size in enumerate(shape)]
 
 
 def unify_all(several: Iterable[Sequence[Axis]]) -> None:
@@ -222,23 +222,23 @@ def unify_all(several: Iterable[Sequence[Axis]]) -> None:
             unify(x, y)
 
 
-def unify_last(found: Sequence[Axis], other: Sequence[Axis]) -> None:
+def unify_last(axes: Sequence[Axis], other: Sequence[Axis]) -> None:
     """Unify the last axes of two tensors where their sizes are equal: one was broadcast against the other."""
-    for x, y in zip(reversed(found), reversed(other)):
+    for x, y in zip(reversed(axes), reversed(other)):
         if x.size == y.size:
             unify(x, y)
 
 
-def broadcast(view: View, given: Iterable[Tensor], shape: Sequence[int]) -> list[Axis]:
+def broadcast(view: View, operands: Iterable[Tensor], shape: Sequence[int]) -> list[Axis]:
     """Return the axes of tensors that were broadcast against each other."""
-    return broadcast_axes([view.axes_of(tensor) for tensor in given], shape)
+    return broadcast_axes([view.axes_of(tensor) for tensor in operands], shape)
 
 
-def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> list[Axis]:
+def broadcast_axes(operands: Sequence[Sequence[Axis]], shape: Sequence[int]) -> list[Axis]:
     """Return these axes broadcast against each other."""
     result = []
     for position in range(1, len(shape) + 1):
-        same = [found[-position] for found in given if len(found) >= position]
+        same = [axes[-position] for axes in operands if len(axes) >= position]
         same = [axis for axis in same if axis.size == shape[-position]]
         for other in same[1:]:
             unify(same[0], other)
@@ -247,10 +247,10 @@ def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> lis
 
 
 def fix_all(
-    view: View, given: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
+    view: View, operands: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
 ) -> list[list[Axis]]:
     """Fix all axes, since data or memory decide which positions are picked; `why` is the reason of the results'."""
-    for tensor in given:
+    for tensor in operands:
         for axis in view.axes_of(tensor):
             fix(axis, picked("positions are picked by data"))
     return [fresh(result.shape, why) for result in results(out)]
@@ -263,14 +263,14 @@ def split_groups(axis: Axis, groups: int) -> list[Axis]:
     return [which, within]
 
 
-def slide_window(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
+def slide_window(axes: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
     """Return axes that a window of these lengths slid over, and which of them must keep positions without a gap."""
-    kept, ordered = [], []
-    for axis, size, length in zip(found, sizes, window):
+    result, ordered = [], []
+    for axis, size, length in zip(axes, sizes, window):
         if axis.size != size:
             fix(axis, role("a window slides over it"))
             axis = Axis(size, place("a window slides over it"))
         elif length > 1:
             ordered.append(axis)
-        kept.append(axis)
-    return kept, ordered
+        result.append(axis)
+    return result, ordered
