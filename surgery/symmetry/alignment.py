@@ -1,4 +1,4 @@
-"""Models of one architecture brought into one order: permutations by which their widths match."""
+"""Bring models of one architecture into one order, in which their widths match."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,11 +55,12 @@ def align(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Aligned:
-    """Permute the hidden widths of models of one architecture so that they match those of one of them.
+    """Permute the hidden widths of models so that they match a reference's widths.
 
-    Networks that were trained apart have alike features in another order. After that they can be averaged and
-    recombined with less loss. What may be permuted is found by one forward pass, for any module: residual streams,
-    heads of an attention as wholes and the positions within them, groups of convolutions likewise.
+    The models have one architecture, and the reference is one of them. Networks that were trained apart have alike
+    features in another order. After that they can be averaged and recombined with less loss. What may be permuted is
+    found by one forward pass, for any module: residual streams, heads of an attention as wholes and the positions
+    within them, groups of convolutions likewise.
 
     Args:
         models: modules of one architecture; they are not changed.
@@ -69,10 +70,10 @@ def align(
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
         output: as for `surgery.narrow`.
-        starts: the first looks for the best match from the order as it is, and from one that does not depend on it (to
-            the end from the better of both where a width is above 256); each further one from a drawn order. The best
-            match counts.
-        generator: of the drawn orders, on the CPU; by default they are the same in every call.
+        starts: the number of searches. The first looks for the best match from the order as it is, and from one that
+            does not depend on it (to the end from the better of both where a width is above 256). Each further search
+            starts from a random order. The best match counts.
+        generator: of the random orders, on the CPU; by default they are the same in every call.
         progress: told how many widths have their best order for the present, and of how many.
 
     Returns:
@@ -112,7 +113,9 @@ def align(
 
 
 class Aligner:
-    """The permutable widths of an architecture, found once; `align` for states, as federated clients' are.
+    """The permutable widths of an architecture, computed once.
+
+    Aligns states, such as federated clients', as `align` does models.
 
     Args:
         model, example, output: as for `align`; the model's weights do not matter.
@@ -135,7 +138,7 @@ class Aligner:
     def by_weights(
         self, reference: State | nn.Module, other: State | nn.Module, search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """Return the permutations of the other model's widths with which its parameters match the reference's best."""
+        """Return the permutations by which the other model's parameters match best."""
         reference, other = self._check(reference, "the reference"), self._check(other, "the other model")
         held = names_by_id(self._model)
         places = {}
@@ -150,7 +153,7 @@ class Aligner:
     def by_activations(
         self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """Return the permutations of the other model's widths with which what its layers read matches best."""
+        """Return the permutations by which the inputs of the other model's layers match."""
         self._check(reference, "the reference"), self._check(other, "the other model")
         if not batches:
             raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
@@ -162,7 +165,7 @@ class Aligner:
         return _best(likeness, free, search)
 
     def find_unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the widths that permutations leave as they are, since nothing along them was compared.
+        """Return the widths that keep their order, since nothing along them was compared.
 
         A warning says so.
         """
@@ -180,7 +183,7 @@ class Aligner:
         return unaligned
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
-        """Return the plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
+        """Return the plan that permutes: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
         return plan_of(self._model, self._shapes, self._solution, choice)
 
@@ -204,6 +207,6 @@ class Aligner:
 
 
 def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
-    """Return the best orders by the names of their widths, of those along which something is compared."""
+    """Return the best orders of the compared widths, by name."""
     choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
     return {free[atom]: torch.tensor(order) for atom, order in choice.items()}

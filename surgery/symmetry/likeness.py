@@ -1,4 +1,4 @@
-"""Compare two models position by position of their widths: by weights, and by what their layers read."""
+"""Compare the positions of two models' widths by weights, or by what layers read."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -14,11 +14,11 @@ from surgery.width.replay import read_batch
 from surgery.width.solve import Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, occurrences
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
-_JOINT = 4096  # positions of several axes of one tensor that are compared as those of one axis
+_JOINT = 4096  # positions of several axes of one tensor that are compared like one axis
 
 
 class Weights:
-    """The likeness of two models' parameters: the inner product of those of the one and of the other.
+    """The likeness of two models' parameters: their inner product.
 
     Gains are in the parameters' precision, single at least, and values in float64.
 
@@ -71,7 +71,7 @@ class Weights:
         return result
 
     def _update_gain(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
-        """Return the gain in the order of some other widths, from that in another one: what did not move stays."""
+        """Return the gain in another order of some widths, updated where they moved."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axes, a, b = self.places[name], self.a[name], self.b[name]
@@ -101,7 +101,10 @@ class Weights:
 
 
 def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add the products of matrices and transposed others; narrow ones together, since each goes through the result."""
+    """Add the products of pairs of matrices, the second transposed.
+
+    Narrow pairs are joined, since each product runs over the whole result.
+    """
     narrow = []
     for left, right in pairs:
         if left.shape[1] < len(result):
@@ -127,9 +130,10 @@ def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:
 
 
 class Activations:
-    """The likeness of what two models' layers read: the correlation over samples, positions and batches.
+    """The likeness of what two models' layers read: the correlation over samples.
 
-    Li et al., "Convergent Learning" (2016). Each axis that layers read has one matrix, the sum over all that read it.
+    Positions and batches count as samples. Li et al., "Convergent Learning" (2016). Each axis that layers read has one
+    matrix, the sum over all that read it.
     """
 
     def __init__(
@@ -182,7 +186,7 @@ class Activations:
         return sum(self.of[axis][range(axis.size), place(axis, choice)].sum().item() for axis in axes)
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
-        """Return what matrix products and convolutions read along free widths, as [positions, samples]."""
+        """Return what products and convolutions read along widths: [positions, samples]."""
         reads: dict[tuple[int, int], Tensor] = {}
 
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
@@ -209,7 +213,10 @@ class Activations:
 
 
 def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
-    """Return by atom those that lie along a tensor with it; itself where it lies along one more than once."""
+    """Return by atom the atoms that share a tensor with it.
+
+    It is one of them if it lies along a tensor more than once.
+    """
     neighbours: dict[Atom, set[Atom]] = {}
     for axes in places:
         along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))

@@ -1,4 +1,4 @@
-"""The permutation symmetry of a network: its widths in another order, and its outputs as before."""
+"""Reorder the widths of a network so that its outputs stay as before."""
 
 import difflib
 import logging
@@ -30,7 +30,7 @@ def permute(
     example: Any,
     output: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """Copy any module with the positions of hidden widths in another order; the copy computes the same outputs.
+    """Copy any module with its hidden widths in another order and the same outputs.
 
     Every tensor that lies along a width is put in order along it: what makes its features, the norm after it, what
     reads them, and all that is added to it. Heads of an attention and groups of a convolution are a width, and the
@@ -94,7 +94,10 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
 
 
 def _best_first(solution: Solution, scores: Scores) -> Choice:
-    """Return the positions of widths with scores, from the highest score on; a width whose order matters keeps it."""
+    """Return the positions of widths by descending score.
+
+    A width whose order matters is left out.
+    """
     widths = named_widths(solution)
     return {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
@@ -106,14 +109,14 @@ def _best_first(solution: Solution, scores: Scores) -> Choice:
 def trace_and_solve(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
 ) -> tuple[nn.Module, Solution]:
-    """Return the model as it was traced, on the meta device if it can run there, and what the trace shows."""
+    """Return the model as it was traced, on the meta device if possible, and its axes."""
     check_runs(model, example, who)
     seen = trace_model(model, example, output)
     return seen.model, solve(seen.found)
 
 
 def _places(solution: Solution) -> dict[str, Atom]:
-    """Return the widths by every name that they could have: that of each axis where they lie."""
+    """Return the widths by each name that they could have, one for each axis."""
     widths_by_name = {}
     for key, axes in solution.tensors.items():
         for position, axis in enumerate(axes):

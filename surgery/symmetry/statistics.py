@@ -27,7 +27,7 @@ def repair(
     ends: Sequence[nn.Module] = (),
     weights: Sequence[float] | Tensor | None = None,
 ) -> nn.Module:
-    """Return a copy whose features have the statistics they should have, for a model whose weights were averaged.
+    """Return a copy of an averaged model with the right statistics of its features.
 
     The mean of two models' running variances is not the variance that the mean of their weights has: features cancel,
     and it is smaller, layer by layer (Jordan et al., "REPAIR", ICLR 2023, section 3). With the statistics of the
@@ -94,7 +94,7 @@ def repair(
 
 
 def _run(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Run a model on each batch; SurgeryError if there is none, or if it does not run on one."""
+    """Run a model on each batch; SurgeryError if there is none or one fails."""
     number = -1
     for number, batch in enumerate(batches):
         problem = f"{type(model).__name__} does not run on batches[{number}]"
@@ -105,7 +105,7 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 class _Moments:
-    """The count, the sum and the sum of squares of each channel that a layer gives, and how often it ran."""
+    """The count, sum and sum of squares of a layer's channels, and its number of runs."""
 
     def __init__(self, layer: nn.Module):
         self.runs, self._after = 0, -1 if isinstance(layer, nn.Linear) else 1  # the axis of channels
@@ -123,7 +123,7 @@ class _Moments:
 
 
 def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> dict[str, _Moments]:
-    """Of the layers of these names, in the order in which they end."""
+    """Return the moments of these layers, in the order in which they end."""
     moments: dict[str, _Moments] = {}
     layers = {name: model.get_submodule(name) for name in names}
 
@@ -145,7 +145,10 @@ _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
-    """Return the model itself, each layer after those before it; a channel that is constant is only shifted."""
+    """Return the model itself with rescaled layers, one after the other.
+
+    A channel that is constant is only shifted.
+    """
     if weights.ndim != 1:
         raise SurgeryError("repair needs one weight for each of the ends", code="argument")
     for number, end in enumerate(ends):

@@ -51,9 +51,10 @@ def widen(
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """Return a wider copy of a module, floor(rate * C) of every width C, that computes the same in evaluation mode.
+    """Return a wider copy of a module that computes the same in evaluation mode.
 
-    The first C positions are the old ones; those behind repeat them in turn. What reads a width makes up for that:
+    Each width of C positions gets floor(rate * C) of them. The first C positions are the old ones; the others repeat
+    them in turn. What reads a width makes up for that:
 
     - `copy`: each of k copies is read with 1/k of the weight (Chen et al., "Net2Net", ICLR 2016, section 3.1);
     - `zero`: copies are read with weight 0, so that every old number stays: the plan cuts the model out again bit for
@@ -134,8 +135,8 @@ class Readers(NamedTuple):
 
     Attributes:
         of: by (module, attribute) and axis of a tensor of the model the atoms that a product sums along it.
-        computed: (step, atom) where products sum along an axis of which no tensor of the model has a part: both of
-            their factors are computed, as queries and keys are.
+        computed: (step, atom) where products sum along an axis that no tensor of the model has: both of their factors
+            are computed, as queries and keys are.
     """
 
     of: dict[tuple[tuple[str, str], int], set[Atom]]
@@ -162,7 +163,10 @@ def readers(solution: Solution) -> Readers:
 def _find_held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
-    """Return the tensor of the model, and its axis, that an axis of an input of a step is in another layout."""
+    """Return the model's tensor, and its axis, that an axis of a step's input is.
+
+    The tensor may be in another layout there.
+    """
     while axis is not None:
         source: Any = step.sources[which]
         if source is None:
@@ -183,7 +187,10 @@ def _find_held(
 
 
 def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | None:
-    """Return the axis of a step's first input that an axis of its result is; None if it is only a part of one."""
+    """Return the axis of a step's first input that becomes an axis of its result.
+
+    None if the axis is only a part of one.
+    """
     before = step.inputs[0]
     if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):
         order = list(range(len(before)))
@@ -233,7 +240,7 @@ class _Growth:
         values: the state of the model that is to grow.
         model, example: a copy of it, and an input, for which all numbers can be compared.
         solution, demand, chosen: the axes of its trace, what was asked of them, and which widths would shrink by it.
-        choice: the positions of the wide model: those of widths that grow are repeated.
+        choice: the positions of the wide model; a width that grows repeats its positions.
         readers: what reads them.
         rate, mode: as for `widen`.
     """
@@ -256,7 +263,7 @@ class _Growth:
 
     @cached_property
     def outcome(self) -> Plan | tuple[int, Why]:
-        """The plan, if the wide model computes the same; otherwise the first step that does not, and why."""
+        """The plan if the wide model computes the same, else the wrong step and why."""
         if not self.choice:
             return plan_of(self.model, self.values, self.solution, self.choice)
         checked = self._checked.found
@@ -276,7 +283,7 @@ class _Growth:
 
     @property
     def undescribed(self) -> str:
-        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1] if self.choice else ""
 
     @cached_property
@@ -292,7 +299,7 @@ class _Growth:
 
     @cached_property
     def _checked(self) -> Observed[Plan | Divergence]:
-        """The plan with its attributes corrected, on the meta device if the model runs there."""
+        """The plan with corrected attributes, on the meta device if the model runs there."""
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
@@ -305,7 +312,10 @@ class _Growth:
         return seen
 
     def explain_tie(self, module: str) -> str:
-        """Return why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
+        """Return why a module's tied tensor cannot repeat positions; or "".
+
+        Another module reads the width with it.
+        """
         places: dict[int, list[tuple[str, str]]] = {}
         for key, tensor in named_tensors(self.model):
             places.setdefault(id(tensor), []).append(key)
@@ -363,7 +373,7 @@ def _find_growing(
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 
     def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
-        """Return the atoms of the trace that lie along axes of these steps and are one of these widths."""
+        """Return the atoms of these widths along axes of these steps of the trace."""
         raw_atoms = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
         return [raw for raw in raw_atoms if current.solution.axis_of(raw) in which]
 

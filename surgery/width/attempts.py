@@ -134,7 +134,7 @@ class Attempt:
 
     @property
     def undescribed(self) -> str:
-        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1]
 
     @cached_property
@@ -143,14 +143,17 @@ class Attempt:
         return with_configuration(seen.model, self.checked.plan, self.solution, self.chosen.choice, seen.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
-        """Return whether the narrow model runs further, with no more widths that keep their size."""
+        """Return whether the narrow model runs further, with no more whole widths."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
 def final(request: Request) -> Attempt:
-    """Return the attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
+    """Return the attempt with a narrow model that runs as predicted.
+
+    Raises SurgeryError as `attempts` does.
+    """
     try:
         return deque(attempts(request), maxlen=1).pop()
     except Unreachable as error:
@@ -158,7 +161,7 @@ def final(request: Request) -> Attempt:
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
-    """Yield attempts, each further than the one before, until the narrow model runs as predicted.
+    """Yield attempts, each further than the last, until one runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck keep their
     size.
@@ -241,11 +244,11 @@ def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
 
 
 def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
-    """Yield axes of one size that shrink differently, of what a step's module sees: its code may take them for one
-    width.
+    """Yield axes of one size in a step's module that shrink differently.
 
-    First the step's own axes with others, the shortest first (a head's share of queries and of values); then the
-    longest two (a head's share computed from the input's channels), and all axes that are as long as these.
+    The module's code may take them for one width. First the step's own axes with others, the shortest first (a head's
+    share of queries and of values); then the longest two (a head's share computed from the input's channels), and all
+    axes that are as long as these.
     """
     step, choice = current.solution.steps[number], current.chosen.choice
     places: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
@@ -276,7 +279,7 @@ def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
     names = [*numbers]
 
     def move(place: Place, other: str) -> tuple[Place, int] | None:
-        """Return a place in another module, and how long the axis there is; None where none may shrink."""
+        """Return a place in another module and its axis's length; None if it is whole."""
         around, call, name = names[place.step]
         inside = around[len(module) :].removeprefix(".")
         number = numbers.get((join(other, inside) if inside else other, call, name))
@@ -295,7 +298,7 @@ def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
 
 
 def _with_whole(current: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """Return what is known if an axis of the step where an attempt is stuck keeps its size, or all of them.
+    """Return the constraints if an axis of the stuck step, or all, keep their size.
 
     With `everywhere` all axes of every step of its module keep their size, but not of steps of the model itself.
     """

@@ -1,4 +1,4 @@
-"""The numbers of a model's attributes in a narrower one: those that operations took, and labels that none takes."""
+"""Find the numbers of a narrower model's attributes: those read, and labels."""
 
 import math
 import re
@@ -21,7 +21,7 @@ Values: TypeAlias = dict[tuple[str, str], Any]
 def attribute_values(
     model: nn.Module, solution: Solution, choice: Choice, scales: Scales, by_module: Mapping[str, NewSizes]
 ) -> list[Values]:
-    """Return new values of attributes, in the order in which the narrow model is to be run with them.
+    """Return new values of attributes, in the order in which to try them.
 
     Operations have shown which axis has a number as its size, or what the number scales. A label is a number that no
     operation takes: it follows where it says how wide its module is. A number that the code compared with another one
@@ -62,7 +62,10 @@ def attribute_values(
 def _read(
     solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
+    """Yield (expression, new value) of each expression that operations took.
+
+    It is the new size of an axis, the new scale, or the old value.
+    """
     new_values: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
     stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
@@ -92,7 +95,10 @@ def _read(
 def _lengths_in(
     expression: Expression, lengths: Mapping[int, set[int]], values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield (part, what it becomes) of the largest parts of an expression that are the length of a sum."""
+    """Yield (part, new value) of the largest parts that are lengths of sums.
+
+    They are the lengths of sums.
+    """
     if not isinstance(expression, Place | Operation):
         return
     is_number = isinstance(expression, Place) and (
@@ -109,7 +115,10 @@ def _lengths_in(
 def _follow_compared(
     solution: Solution, values: Mapping[Place, Number], known: Mapping[str, NewSizes]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield what expressions become that the code compared: like a width of their module, or of one around it."""
+    """Yield (expression, new value) of each expression that the code compared.
+
+    It becomes what a width of its module becomes, or of a module around it.
+    """
     for expression in solution.compared:
         old = evaluate(expression, values)
         names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
@@ -139,7 +148,7 @@ def _select_changed(held: Mapping[Place, Any], new_numbers: Mapping[Place, Numbe
 
 
 def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> Iterator[tuple[Place, Number]]:
-    """Yield (place, new value) of numbers that no operation takes and that say how wide their module is.
+    """Yield (place, new value) of unread numbers that say how wide their module is.
 
     They are as large as exactly one width of their module, or a scale that an operation of it computes by itself. What
     a configuration says is found by its class, see `surgery.transformers.width`.

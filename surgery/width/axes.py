@@ -1,4 +1,4 @@
-"""The algebra of axes while it is learnt: which positions of which tensors belong together.
+"""The algebra of axes: learn which positions in which tensors belong together.
 
 An axis is one of three things:
 - an *atom*: n positions about which nothing more is known;
@@ -20,7 +20,7 @@ from surgery.errors import InternalError
 
 
 class Kind(IntEnum):
-    """The kind of a reason, from the one that could be mended most easily to the one that cannot be otherwise."""
+    """The kind of a reason, from the easiest to mend to the firmest."""
 
     LOST = 1
     """An operation cannot be followed: there is no rule for it, or the algebra of axes cannot express what it does."""
@@ -41,7 +41,10 @@ class Kind(IntEnum):
 
 
 class Why(NamedTuple):
-    """A reason, and its kind. Of several reasons the one of the highest kind counts: it holds whatever is mended."""
+    """A reason and its kind.
+
+    Of several reasons the one of the highest kind counts: it holds whatever is mended.
+    """
 
     kind: Kind
     text: str
@@ -53,7 +56,7 @@ def lost(text: str) -> Why:
 
 
 def picked(text: str) -> Why:
-    """Return whether the network tells positions apart by their number, their order or by data."""
+    """Return a reason: positions differ by their number, their order or by data."""
     return Why(Kind.PICKED, text)
 
 
@@ -68,7 +71,7 @@ def place(text: str) -> Why:
 
 
 def firmest(*reasons: Why | None) -> Why | None:
-    """Return the reason that counts, the first of the highest kind; None if there is none.
+    """Return the first reason of the highest kind; None if there is none.
 
     >>> firmest(None, lost("no rule for it"), role("a window slides over it")).text
     'a window slides over it'
@@ -131,7 +134,7 @@ def concatenation(terms: list[Axis]) -> Axis:
 
 
 def digits(axis: Axis) -> list[Axis]:
-    """Return the digits of an axis, with the digits of nested products; a sum is one digit."""
+    """Return the digits of an axis and of nested products; a sum is one digit."""
     axis = find(axis)
     if axis.kind == "product":
         return [digit for part in axis.parts for digit in digits(part)]
@@ -139,7 +142,7 @@ def digits(axis: Axis) -> list[Axis]:
 
 
 def terms(axis: Axis) -> list[Axis]:
-    """Return the terms of an axis, with the terms of nested sums; a product is one term."""
+    """Return the terms of an axis and of nested sums; a product is one term."""
     axis = find(axis)
     if axis.kind == "sum":
         return [term for part in axis.parts for term in terms(part)]
@@ -172,7 +175,7 @@ def is_fixed(axis: Axis) -> bool:
 
 
 def mark_grouping(axis: Axis, grouping: str) -> None:
-    """Mark each position of this axis as a head or a group, computed side by side with the others.
+    """Mark each position of an axis as a head or a group beside the others.
 
     Args:
         grouping: "heads" or "groups".
@@ -184,7 +187,10 @@ def mark_grouping(axis: Axis, grouping: str) -> None:
 
 
 def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
-    """Split a digit into two, the first of size `major`. The terms of a sum must then form `major` equal groups."""
+    """Split a digit into two, the first of size `major`.
+
+    The terms of a sum must then form `major` equal groups.
+    """
     axis = find(axis)
     minor = axis.size // major
     if axis.kind == "atom":
@@ -240,7 +246,7 @@ def segment(axis: Axis, start: int, stop: int) -> Axis:
 
 
 def unify(a: Axis, b: Axis) -> None:
-    """Note that these two axes are the same, position by position, whichever comes first.
+    """Note that two axes are the same, position by position, in any order.
 
     Their digits and terms are refined until they agree, and what is fixed of one is fixed of both. Axes that cannot be
     brought together are fixed.
@@ -347,7 +353,7 @@ def _fits(digits: list[int], sizes: list[int]) -> bool:
 
 
 def _merge_fixed(parts: list[Axis]) -> list[Axis]:
-    """Merge adjacent fixed digits, so that a reshape may mix them: all their positions stay in any case."""
+    """Merge adjacent fixed digits, since a reshape may mix positions that all stay."""
     result: list[Axis] = []
     for digit in parts:
         if result and is_fixed(digit) and is_fixed(result[-1]):
@@ -360,7 +366,7 @@ def _merge_fixed(parts: list[Axis]) -> list[Axis]:
 
 
 def _as_sum(axis: Axis, at: int) -> None:
-    """Turn a product into a sum with a boundary at this position, or where that is inside of the rest, near it.
+    """Turn a product into a sum with a boundary at a position, or near it.
 
     A boundary between positions of the first digit divides that digit: (a + b) * rest is a * rest + b * rest. Another
     one falls into the rest after some position of the first digit; its parts are then used one by one.

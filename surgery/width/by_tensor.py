@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class ByTensor(MutableMapping[Tensor, V]):
-    """Values by tensor; no tensor is kept alive for it. A tensor is itself, whatever its numbers are.
+    """Values by tensor, which is compared by identity and not kept alive.
 
     torch's dictionary of this kind makes several objects to look at one, and a trace looks at each tensor many times.
 

@@ -50,7 +50,10 @@ class Checked(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The first step at which the narrow model does something else than predicted, whatever its attributes are."""
+    """The first step at which the narrow model does not do what was predicted.
+
+    No values of its attributes mend it.
+    """
 
     step: int
     difference: str
@@ -58,7 +61,10 @@ class Divergence(NamedTuple):
 
 
 class _Diverged(Exception):
-    """At this step the narrow model does something else than predicted; `computed`: it computes with another number."""
+    """A step at which the narrow model does not do what was predicted.
+
+    `computed`: it computes with another number.
+    """
 
     def __init__(self, step: int, message: str, computed: bool = False):
         super().__init__(message)
@@ -73,7 +79,7 @@ def check_plan(
     example: Any,
     held: Mapping[tuple[str, str], Held] = MappingProxyType({}),
 ) -> Checked | Divergence:
-    """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
+    """Return the plan with edits of attributes, or where the narrow model diverges.
 
     It is run with the values of attributes that follow from what operations read, see `attribute_values`.
 
@@ -108,7 +114,7 @@ def check_plan(
 
 
 def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
-    """Return what tensors of one number are filled with, if all steps that take the tensor ask for the same."""
+    """Return the new numbers of tensors, where all steps that take one agree."""
     new_values: dict[tuple[str, str], dict[int, set[float | None]]] = {}
     for scaling in scalings:
         if scaling.held is not None:
@@ -125,7 +131,10 @@ def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple
 def with_configuration(
     model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any
 ) -> tuple[Plan, str]:
-    """Return a checked plan after which a configuration says the new widths, too; or the plan, and why it cannot."""
+    """Return the plan, with the new widths in the configuration, and any problem.
+
+    The problem says why a configuration cannot express the new widths; "" if it can.
+    """
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         diverged = _Predicted(small, solution, choice).difference(example)
@@ -141,7 +150,7 @@ def with_configuration(
 
 
 def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
-    """Return what a narrow model does otherwise than predicted where its tensors and the example are; or ""."""
+    """Return how a narrow model differs from the prediction on its device; or ""."""
     for training, outputs in zip(solution.modes, solution.outputs):
         twin = clone(model)  # a forward pass may leave things behind
         try:
@@ -187,7 +196,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 
 
 def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
-    """Return the size of widths in the steps of a step's module, and what they become, if that is not the same.
+    """Return a size that becomes several in a step's module, and what it becomes.
 
     Or [].
     """
@@ -201,7 +210,7 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
 
 
 def splits_interleaved(step: Step[Axis]) -> bool:
-    """Return whether an operation divides an axis of several parts, one of them interleaved from parts of its own.
+    """Return whether an operation divides an axis with interleaved parts.
 
     The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
     """
@@ -212,7 +221,7 @@ def splits_interleaved(step: Step[Axis]) -> bool:
 
 
 class _Predicted(Operations):
-    """Compares the operations of the narrow model with the steps of the full one, as they happen.
+    """Compares the narrow model's operations with the full model's steps.
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
     arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
@@ -240,7 +249,7 @@ class _Predicted(Operations):
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
     def difference(self, example: Any) -> _Diverged | None:
-        """Return the first operation of the narrow model that is not as predicted, or None."""
+        """Return the narrow model's first operation that is not as predicted, or None."""
         last = len(self.solution.steps) - 1
         for training, outputs, returned in zip(self.solution.modes, self.solution.outputs, self.solution.returned):
             try:
@@ -314,7 +323,7 @@ class _Predicted(Operations):
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
-        """Return whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
+        """Return whether a number may become another: a size, or a power of a share."""
         if old == new:
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:

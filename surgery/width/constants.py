@@ -1,4 +1,4 @@
-"""Numbers in a model's attributes that are the size of a width or a count of heads or groups.
+"""Numbers in attributes that are the size of a width or count heads or groups.
 
 `new_sizes` says what such numbers become in a narrower model; `layer_edits` sets them in torch's own modules.
 """
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
-    """Yield the axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
+    """Yield an axis, its stretches of digits, and the same of the digits' terms."""
     axis_digits = digits(axis)
     stretches: list[Sequence[Axis]] = [
         axis_digits[i:j] for i in range(len(axis_digits)) for j in range(i + 1, len(axis_digits) + 1)
@@ -142,7 +142,7 @@ def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
 
 
 def renew(value: Any, sizes: Sizes) -> Any:
-    """Return a number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
+    """Return numbers with sizes replaced; None if none changes in exactly one way.
 
     >>> renew(8, {8: {6}}), renew((8, 3), {8: {6}}), renew(8, {8: {6, 4}})
     (6, (6, 3), None)
@@ -156,7 +156,7 @@ def renew(value: Any, sizes: Sizes) -> Any:
 
 
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
-    """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
+    """Yield edits that make attributes of torch's own modules fit their tensors."""
     seen: dict[str, dict[str, Any]] = {}
     modules = dict(named_modules(small))
     for step in solution.steps:
@@ -174,7 +174,7 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
 
 
 def _weight(module: Any) -> Tensor:
-    """Return the weight, or the parameter of its shape from which a hook makes it in every call.
+    """Return the weight, or the parameter from which a hook makes it in every call.
 
     So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
     lies beside it.
@@ -210,7 +210,7 @@ def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: C
 
 
 def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
+    if "input" in numbers:  # torch may compute it in several operations, and none takes the shape
         return {"normalized_shape": [size_of(a, choice) for a in numbers["input"][-len(module.normalized_shape) :]]}
     return _as_called(module, numbers, choice)
 
@@ -260,7 +260,10 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str,
 
 
 def _renew_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
-    """Return the axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
+    """Return the axis's new size.
+
+    Of a merged axis (instance norm sees batch * channels) only the last digits count.
+    """
     if isinstance(axis, list):
         return [size_of(a, choice) for a in axis]
     parts = digits(axis)

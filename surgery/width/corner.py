@@ -33,7 +33,9 @@ _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for it
 
 
 def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
-    """Copy `small` with the leading corner of the model's weights: `surgery.narrow(model, like=small)`.
+    """Copy `small` with the leading corner of the model's weights.
+
+    This is `surgery.narrow(model, like=small)`.
 
     Args:
         model: any module; it is not changed.
@@ -123,7 +125,7 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
 
 
 def _find_kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
-    """Return which saved numbers the copy takes of the model though they may be scales; "" if there are none.
+    """Return which saved numbers that the copy takes may be scales; "" if none.
 
     They are others in `small`, or powers of a width that it has less of. Statistics of norms are none.
     """
@@ -151,20 +153,20 @@ def _find_kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
 
 
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:
-    """Return the plans of a smaller model with a window on every width that begins at another channel than 0.
+    """Return the plans of a smaller model with a shifted window on every width.
 
     Args:
         model: any module; it is not changed.
         small: a smaller model of the same family, as for `surgery.narrow(model, like=small)`.
-        example: the model's input. One forward pass of the model shows which axes of which tensors are one width; it
-            runs in evaluation mode, on the meta device if the model can.
+        example: the model's input. One forward pass shows which axes of the model's tensors are one width. It runs in
+            evaluation mode, on the meta device if the model can.
 
     Returns:
-        A function from the shift `by` to a plan. Of a width of C channels of which `small` has n the plan holds the
-        channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely, and one
-        whose order matters (`surgery.widths` says why) holds its first n. Channels count, not positions: after a
-        flattened image each channel has as many columns of a linear layer as there are pixels, and of an attention all
-        heads stay, with the window inside each. `by=0` gives the plan of `narrow`.
+        A function from the shift `by` to a plan. If a width has C channels and `small` has n of them, the plan holds
+        the channels (by + i) mod C, i < n, in ascending order. A width that `small` has entirely is held entirely. If
+        the order of a width matters (`surgery.widths` says why), the plan holds its first n channels. Channels count,
+        not positions: after a flattened image each channel has as many columns of a linear layer as there are pixels.
+        All heads of an attention stay, with the window inside each. `by=0` gives the plan of `narrow`.
 
     Raises:
         SurgeryError: if the leading corner that `narrow(model, like=small)` takes is not the first channels of every
@@ -207,10 +209,10 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
 
 def _solve(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
-    """Return how many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis,
-    number).
+    """Return how many positions of each atom stay, by (tensor, axis, number).
 
-    If a width is a product of several digits that may shrink, heads and groups are kept whole.
+    The number is how many positions of the tensor's axis stay. If a width is a product of several digits that may
+    shrink, heads and groups are kept whole.
     """
     counts: dict[Atom, int] = {}
     for _, axis, n in equations:
@@ -244,7 +246,10 @@ def _is_known(axis: Axis, counts: dict[Atom, int]) -> bool:
 
 
 def _settle(axis: Axis, n: int, counts: dict[Atom, int]) -> bool:
-    """Return whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
+    """Return whether the count of an axis shows the count of one more part.
+
+    `counts` then has it.
+    """
     if isinstance(axis, Atom):
         counts[axis] = n
         return True

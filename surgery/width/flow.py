@@ -1,4 +1,4 @@
-"""Sums of products in a trace: where their results flow, and what their factors are computed of.
+"""Sums of products in a trace: where they flow, and what their factors come from.
 
 A number scales a sum if it is multiplied with the sum, or with one of its factors, before something gives the result
 another scale: a softmax, a norm, a division by the length of a vector.
@@ -72,11 +72,14 @@ class Flow:
                     self.readers.setdefault(maker, set()).add(number)
 
     def around(self, number: int) -> set[int]:
-        """Return the numbers of the sums that a step scales, and of layers' sums that take its result as it is."""
+        """Return the sums that a step scales, and layers' sums of its result as it is."""
         return {*self.behind[number], *self.ahead[number], *self.readers.get(number, ())}
 
     def is_normalised(self, contraction: Contraction) -> bool:
-        """Return whether a factor of a sum was divided by its own length, so that the sum is of no other scale."""
+        """Return whether a factor of a sum was divided by its own length.
+
+        Then the sum has no other scale.
+        """
         makers = [self.find_maker(source) for source in self._products(contraction.step)]
         return any(
             maker is not None and (self.steps[maker].name in _NORMS or self._by_tensor(maker) or self._is_unit(maker))
@@ -84,7 +87,7 @@ class Flow:
         )
 
     def is_cosine(self, contraction: Contraction) -> bool:
-        """Return whether both factors of a sum are vectors of length 1: it is as large whatever their width is."""
+        """Return whether both factors have length 1, so that no width changes the sum."""
         makers = [self.find_maker(source) for source in self._products(contraction.step)]
         return all(maker is not None and self._is_unit(maker) for maker in makers)
 
@@ -93,7 +96,7 @@ class Flow:
         return source is not None and (isinstance(source[0], str) or self._weights[source[0]])
 
     def find_maker(self, source: Any) -> int | None:
-        """Return the number of the step that made a tensor, other than by putting it elsewhere."""
+        """Return the step that made a tensor, other than by putting it elsewhere."""
         while _is_step(source):
             step = self.steps[source[0]]
             if not ((rule := RULES.get(step.name)) and rule.carries and step.name not in LOOKUPS):
@@ -113,7 +116,7 @@ class Flow:
         )
 
     def _lengths_of_vectors(self) -> list[bool]:
-        """Return by step whether it computes lengths of vectors, or sums, or numbers of these alone."""
+        """Return by step whether it computes lengths of vectors, or from these alone."""
         flags: list[bool] = []
         for step in self.steps:
             rule, sources = RULES.get(step.name), [source for source in step.sources if _is_step(source)]
@@ -124,7 +127,10 @@ class Flow:
         return flags
 
     def _factors(self, number: int) -> list[tuple[int, int, list[Any]]]:
-        """Return (input, axis, atoms) of the axes that a step sums together: two, or one of what was multiplied."""
+        """Return (input, axis, atoms) of the axes that a step sums together.
+
+        They are two, or one if the factors were multiplied before.
+        """
         step = self.steps[number]
         if step.name in (ATTENTION, "_cdist_forward"):
             return [(which, len(step.inputs[which]) - 1, [*atoms(step.inputs[which][-1])]) for which in (0, 1)]
@@ -134,7 +140,7 @@ class Flow:
         return [*factors(step)]
 
     def _find_multiplied(self, number: int) -> list[Any]:
-        """Return the sources of two tensors that a sum along one axis multiplies; [] if it sums something else."""
+        """Return the sources of both tensors that a sum along an axis multiplies, or []."""
         step = self.steps[number]
         dims, maker = step.scalars.get("dim"), self.find_maker(step.sources[0])
         if type(dims) is not tuple or len(dims) != 1 or not step.inputs[0] or maker is None:

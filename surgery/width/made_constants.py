@@ -1,4 +1,4 @@
-"""Constants that the code makes along a width: whether the narrow model makes the same, less what was cut."""
+"""Check that narrow code makes the full model's constants, less what was cut."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,7 +25,7 @@ def other_constants(
     choice: Choice,
     plan: Plan,
 ) -> list[str]:
-    """Return the widths along which the narrow code's constants are not those kept of the full model's.
+    """Return the widths along which the narrow code makes other constants.
 
     Args:
         model, example, output: as for `surgery.narrow`.
@@ -69,7 +69,7 @@ def other_constants(
 def _constants_of_both(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Plan
 ) -> tuple[tuple[list, list], str]:
-    """Return the constants of passes of both models where these are; or why their numbers are not known."""
+    """Return the constants of both models; or why their numbers are not known."""
     if any(tensor.is_meta for tensor in (*state(model).values(), *tensors_in(example))):
         return ([], []), "meta device"
     try:

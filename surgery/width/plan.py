@@ -1,4 +1,4 @@
-"""From a choice of positions to where they lie: on an axis, in a tensor, and in all tensors, which is a plan."""
+"""Turn a choice of positions into places on an axis, in a tensor, and a plan."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -62,7 +62,7 @@ def place(axis: Axis, choice: Choice) -> Tensor:
 
 
 def repeat(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
-    """Return the tensor with the positions along each axis that a choice says, some of them several times perhaps.
+    """Return a tensor with the chosen positions of each axis, also repeated ones.
 
     >>> width = Atom(2)
     >>> repeat(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
@@ -76,7 +76,9 @@ def repeat(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
 
 
 def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Plan:
-    """Return where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+    """Return the plan that keeps the chosen positions of every tensor.
+
+    Its edits slice the tensors that are not in the state.
 
     Args:
         model: the full model, or a copy of it on the meta device.

@@ -20,7 +20,9 @@ Positions: TypeAlias = Mapping[str, Sequence[int] | Tensor]
 
 
 class TracedPositions:
-    """Given positions, followed while more is learnt about the axes of a trace: widths may turn out to be one.
+    """The caller's positions by axes of a trace.
+
+    They stay valid if widths turn out to be one.
 
     Args:
         trace: before anything is unified that the forward pass did not show.
@@ -79,7 +81,7 @@ class TracedPositions:
 
 
 def as_positions(name: str, size: int, value: Any) -> list[int]:
-    """Return positions as numbers; SurgeryError if they are not distinct, or none of this width."""
+    """Return positions as numbers; SurgeryError unless distinct and of this width."""
     text = f"{value!r}"
     text = text if len(text) <= 60 else f"{text[:60]} ..."
     try:
@@ -103,7 +105,7 @@ def as_positions(name: str, size: int, value: Any) -> list[int]:
 
 
 def _check_positions(name: str, atom: Atom, value: Any) -> list[int]:
-    """Return the positions as numbers; SurgeryError if they are none that may stay of this width, or not ascending."""
+    """Return positions as numbers; SurgeryError unless ascending and free to stay."""
     where = as_positions(name, atom.size, value)
     if where != sorted(where):
         raise SurgeryError(

@@ -1,4 +1,4 @@
-"""Read what an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
+"""Read what an operation makes of a number of an attribute: a size or a factor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -62,9 +62,10 @@ def read(
 def _find_placed(
     number: Any, arguments: Sequence[Any], results: Sequence[Tensor], axes_of: Callable[[Tensor], Axes]
 ) -> Iterator[Axis]:
-    """Yield the axes whose size a number is by its place among a call's arguments; none if the place says nothing.
+    """Yield the axes that an argument is the size of, by its place in a call.
 
-    A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
+    There are none if the place says nothing. A call says the sizes of its result's axes (view), of some of them in a
+    row (unflatten), or of its results (split).
     """
     for several in (arguments, *(value for value in arguments if isinstance(value, list | tuple))):
         numbers = [size for size in several if isinstance(size, int) and not isinstance(size, bool)]

@@ -19,7 +19,7 @@ _NEAR = 1e-6  # of the largest number: rounding is far below that, another compu
 
 
 class Replay(Watch):
-    """Follows the steps of a trace while a model runs; `done` is the number of the step that comes next."""
+    """Follows a trace's steps while a model runs; `done` is the next step's number."""
 
     def __init__(self, solution: Solution):
         super().__init__()
@@ -42,7 +42,7 @@ class Replay(Watch):
 
 
 def of_weights(steps: Sequence[Step], or_constants: bool = False) -> list[bool]:
-    """Return by step whether it computes something of the model's tensors alone, or of constants."""
+    """Return by step whether it computes from the model's tensors, or constants."""
     flags: list[bool] = []
     for step in steps:
         alone = all(_is_of_weights(source, flags) for source in step.sources)
@@ -82,7 +82,9 @@ def read_batch(
     names: Collection[str] = SUMS,
     or_constants: bool = False,
 ) -> None:
-    """Run a batch, and call `read` with (step, input), the tensor and its axes for all that products read of data.
+    """Run a batch; call `read` with all that products read of data.
+
+    `read` gets (step, input), the tensor and its axes.
 
     Args:
         where, by: what the batch is called in errors, and for what it was given.
@@ -99,7 +101,10 @@ def read_batch(
 
 
 def same(expected: Tensor, actual: Tensor, near: float | None = None) -> bool:
-    """Return whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
+    """Return whether two tensors are the same but for rounding.
+
+    The difference is less than `near` times the largest number.
+    """
     if expected.shape != actual.shape:
         return False
     if actual._is_zerotensor():  # one without memory, which must not be read

@@ -1,4 +1,4 @@
-"""Numbers of the code that scale what is summed: which of them follow the length of the sum, and what they become.
+"""Numbers in the code that scale sums: which follow a sum's length, and how.
 
 A network divides the products of queries and keys by the root of their length, multiplies weights by the root of the
 inverse, embeddings by the root of their width. In the code these are plain numbers. Such a number follows if it is, by
@@ -71,9 +71,9 @@ class Held(NamedTuple):
 
 
 def held_numbers(model: nn.Module) -> dict[tuple[str, str], Held]:
-    """Return the numbers that buffers and plain tensors hold, all of their elements the same, by (module, attribute).
+    """Return by (module, attribute) the one number that each untrained tensor holds.
 
-    What is trained is none.
+    These are buffers and plain tensors with all elements the same.
 
     >>> held_numbers(nn.PReLU()), list(held_numbers(nn.BatchNorm1d(1)))
     ({}, [('', 'running_mean'), ('', 'running_var')])
@@ -87,7 +87,10 @@ def held_numbers(model: nn.Module) -> dict[tuple[str, str], Held]:
 
 
 def is_of_one_number(tensor: Tensor) -> bool:
-    """Return whether all elements of a tensor are the same number, but 0; on the meta device a single one is known."""
+    """Return whether all elements of a tensor are one number, but not 0.
+
+    On the meta device only a single element is known to be.
+    """
     if tensor.numel() < 2 or tensor.is_meta or tensor.layout is not torch.strided:
         return tensor.numel() == 1
     first = tensor.flatten()[0]
@@ -95,7 +98,7 @@ def is_of_one_number(tensor: Tensor) -> bool:
 
 
 class Scales:
-    """The numbers of a trace that scale sums, or what will be summed, and what they become.
+    """The numbers of a trace that scale sums or their factors, and their new values.
 
     Args:
         solution, choice: the axes of a model, and which positions stay.
@@ -112,7 +115,10 @@ class Scales:
         self._flow, self._reads = Flow(self.steps, choice), solution.reads
 
     def of(self, number: int) -> Iterator[tuple[float, float]]:
-        """Yield (number, what it becomes) of what a step computes with; attention's default scale is one."""
+        """Yield (number, new value) of what a step computes with.
+
+        The default scale of attention is one.
+        """
         step = self.steps[number]
         for value in (value for value in step.scalars.values() if isinstance(value, float)):
             yield from ((value, new) for new in self.become(number, value))
@@ -125,7 +131,7 @@ class Scales:
             yield old**-0.5, new**-0.5
 
     def become(self, number: int, value: float) -> set[float]:
-        """Return what a number becomes that a step computes with; nothing if it is no power of a length.
+        """Return the new values of a step's number; none if it is no power of a length.
 
         torch's own attention computes with the root of the number that it is given.
         """
@@ -146,7 +152,7 @@ class Scales:
         return new_values
 
     def find_scaled(self, number: int) -> list[tuple[Contraction, bool]]:
-        """Return the sums that a number scales with which a step computes, and whether it scales one of the factors."""
+        """Return the sums that a step scales, and whether it scales one of the factors."""
         flow = self._flow
         if contraction := flow.contractions.get(number):
             return [] if contraction.learned or flow.is_cosine(contraction) else [(contraction, False)]
@@ -157,7 +163,7 @@ class Scales:
         return [(scaled, before) for scaled, before in sums if not flow.is_cosine(scaled)]
 
     def lengths(self, number: int) -> dict[int, set[int]]:
-        """Return the lengths of what was summed that a step scales, or that a layer is to sum, and what they become.
+        """Return the lengths of sums that a step scales, or feeds, and their new values.
 
         An attribute that is as large as one, and by which the code divides, is that length. Short ones may well be
         something else where a layer has scales in its weights.
@@ -193,7 +199,10 @@ class Scales:
             yield from self._scalings_of_vectors(number)
 
     def _scalings_of_products(self, number: int) -> Iterator[Scaling]:
-        """Yield the numbers with which a step scales sums of products; outputs of layers have no scale of their own."""
+        """Yield the numbers with which a step scales sums of products.
+
+        Outputs of layers have no scale of their own.
+        """
         step = self.steps[number]
         for contraction, before in self.find_scaled(number):
             if contraction.changes and (before or not contraction.learned):
@@ -207,7 +216,7 @@ class Scales:
                     yield Scaling(number, value, new, layer_sum, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
-        """Yield the numbers with which a step scales embeddings and vectors of length 1, if they follow."""
+        """Yield numbers that follow with which a step scales embeddings or unit vectors."""
         step = self.steps[number]
         power = 0.5 if step.name == "mul" else -0.5
         for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():
@@ -224,7 +233,7 @@ class Scales:
         return list(dict.fromkeys(place for expression in expressions for place in places(expression)))
 
     def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None, float]]:
-        """Yield (where, number, precision) of what a step scales with: where a tensor holds it, or None."""
+        """Yield (tensor's key or None, number, precision) of what a step scales with."""
         names = step.scalars if step.name in ("mul", "div") else {"alpha", "scale"} & step.scalars.keys()
         for value in (step.scalars[name] for name in names):
             if type(value) in (int, float) and value != 1:
@@ -241,14 +250,14 @@ class Scales:
         return None if maker is None else self.steps[maker]
 
     def _unit_length(self, step: Step[Axis]) -> Iterator[Axis]:
-        """Yield the widths of embeddings, and of vectors that were divided by their length, that a step scales."""
+        """Yield the widths of embeddings, and of unit vectors, that a step scales."""
         maker = self._find_maker(step)
         if maker and maker.name in LOOKUPS | {"div"}:
             for axes in step.inputs:
                 yield from dict.fromkeys([axes[-1], *digits(axes[-1])] if axes else [])
 
     def _find_summed(self, step: Step[Axis]) -> Sequence[Axis]:
-        """Return the axes that were summed to compute what a step takes, but by layers with weights."""
+        """Return the axes summed in a step's input, except by layers with weights."""
         before = self._find_maker(step)
         by_a_layer = before is not None and before.name in SUMS and any(map(self._flow.is_of_weights, before.sources))
         return () if by_a_layer else step.summed
@@ -282,7 +291,7 @@ def _divisors(contraction: Contraction, before: bool) -> Divisors:
 def _renew(
     value: float, contraction: Contraction, before: bool, step: Step[Axis], precision: float = _NEAR
 ) -> float | None:
-    """Return what a number becomes that scales a sum; None if it is no power of the sum's length."""
+    """Return a number's new value as a sum's scale; None if it is no power of length."""
     if value <= 0 or value == 1:
         return None
     divisor = value if step.name == "div" else 1 / value

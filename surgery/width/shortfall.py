@@ -1,4 +1,4 @@
-"""List what a narrow model keeps whole although it was to shrink, and why, for warnings and refusals."""
+"""List what a narrow model keeps whole against the request, and why."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,10 +51,10 @@ class UnshrunkWidth(NamedTuple):
 
 
 def find_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
-    """Return the hidden widths that keep their size although they were to shrink, with reasons; each width once.
+    """Return the hidden widths that keep their size against the request, with reasons.
 
-    These were not to shrink, so they are left out: outputs that no layer reads (such as classes), features of the
-    input, and with heads="drop" the positions inside heads.
+    Each width is listed once. These were not to shrink, so they are left out: outputs that no layer reads (such as
+    classes), features of the input, and with heads="drop" the positions inside heads.
     """
     widths: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # the atoms of these widths
@@ -107,7 +107,7 @@ def _products(axis: Axis) -> Iterator[Product]:
 
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
-    """Yield the axis, or parts of it, that keep all positions although fewer were asked for."""
+    """Yield an axis, or parts of it, that keep all positions against the request."""
     target = min((demand.count_kept(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
     if target == axis.size:
         return
@@ -150,7 +150,7 @@ def list_whole(model: nn.Module, whole: Sequence[UnshrunkWidth], verb: str = "sh
 
 
 def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:
-    """Return lines: `first`, up to `_LISTED` items, the number of further items, and `last`."""
+    """Return lines: `first`, up to `_LISTED` items, the number of others, and `last`."""
     lines = [first, *(f"  {item}" for item in items[:_LISTED])]
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
@@ -158,7 +158,7 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
 
 
 def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
-    """Return a message: which numbers stay although the sums that they scale become shorter; "" if there are none."""
+    """Return a message on scales that stay while sums become shorter, or ""."""
     if not constant:
         return ""
     return _list(
@@ -172,7 +172,7 @@ def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
 def unused_tensors(
     solution: Solution, choice: Choice, model: nn.Module, keep: Sequence[str] = (), does: str = "shrink"
 ) -> str:
-    """Return a message: which unused tensors are as long as a width that changes; "" if there are none.
+    """Return a message on unused tensors as long as a width that changes, or "".
 
     Args:
         choice: the positions of the widths that change.
@@ -214,7 +214,7 @@ def unused_tensors(
 
 
 def constants_differ(model: nn.Module, along: Sequence[str]) -> str:
-    """Return a message: constants of the code differ in the narrow model along these widths; "" if there are none."""
+    """Return a message on constants that differ along widths, or ""."""
     if not along:
         return ""
     return (

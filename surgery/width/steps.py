@@ -46,7 +46,10 @@ class Step(Generic[A]):
 
 
 def number_steps(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
-    """Return each step's number by its module's name, how many operations ran before in it, and its own name."""
+    """Return each step's number by its module, its place in the module, and its name.
+
+    The place is how many operations ran before in the module.
+    """
     calls: Counter[str] = Counter()
     numbers = {}
     for number, step in enumerate(steps):
@@ -82,7 +85,7 @@ def alike(model: nn.Module, name: str) -> list[str]:
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """Return the operations at the place in the code of its module where a step is, in all modules that are `alike`."""
+    """Return the operations at a step's place in the code of all `alike` modules."""
     numbers = number_steps(steps)
     module, call, name = [*numbers][number]
     matches = (numbers.get((other, call, name)) for other in alike(model, module))
@@ -101,7 +104,10 @@ def _defaults(func: Any) -> dict[str, Any]:
 
 
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
+    """Return the numbers, strings and flags of a call, except sizes.
+
+    The shapes of the results show the sizes.
+    """
     rule = rule_for(func)
     sizes = rule.sizes if rule else ()
     scalars = {}

@@ -1,4 +1,4 @@
-"""Numbers that the code puts into tensors: `torch.tensor(self.width)`, `torch.full((), scale)`, and roots of these.
+"""Numbers that the code puts into tensors: `torch.tensor(self.width)`, and roots.
 
 They scale what they are multiplied with as plain numbers do. On the meta device a tensor does not say which number it
 holds, so that each is noted where it is made.
@@ -42,13 +42,13 @@ _PAIRS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Wrapped:
-    """The numbers in tensors that hold one number, all elements the same, and that the code has made."""
+    """The numbers in tensors that the code has made of one number."""
 
     def __init__(self) -> None:
         self._of = ByTensor[Number]()
 
     def create(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Note the number that a function turns into a tensor, and return it; None if it takes no number."""
+        """Note and return the number that a function turns into a tensor, or None."""
         name = getattr(function, "__name__", "")
         number = _number(name, args, kwargs) if name in _GIVEN else None
         if number is not None and isinstance(result, Tensor):
@@ -56,7 +56,7 @@ class Wrapped:
         return number
 
     def follow(self, operation: Any, bound: Mapping[str, Any], inputs: Sequence[Tensor], results: list[Tensor]) -> None:
-        """Note which number an operation's results hold; its arguments are given by name, too."""
+        """Note which number an operation's results hold; `bound` names its arguments."""
         name = operation_name(operation)
         if not (self._of or name in _GIVEN or name in _ONES or name == "lift_fresh"):
             return
@@ -97,7 +97,7 @@ class Wrapped:
         return bool(tensors) and all(tensor in self._of for tensor in tensors)
 
     def scales(self, operation: Any, bound: Mapping[str, Any], inputs: Sequence[Tensor]) -> dict[str, Number]:
-        """Return by name the numbers that scale another tensor, of an operation that multiplies or divides."""
+        """Return by name the numbers by which an operation scales another tensor."""
         if not self._of or operation_name(operation) not in ("mul", "div") or self.holds(inputs):
             return {}
         held = {key: self._of.get(value) for key, value in bound.items() if isinstance(value, Tensor)}

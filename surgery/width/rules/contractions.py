@@ -1,4 +1,4 @@
-"""Sums over pairs of axes: matrix products, attention, convolutions, distances; and factors of matrices."""
+"""Sums over pairs of axes (products, attention, convolutions), and factorisations."""
 
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def _bilinear(view, args, out):
 
 @rule("_grouped_mm")
 def _grouped_product(view, args, out):
-    """Return rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
+    """Multiply rows, sorted by groups as tokens by experts, with each group's matrix."""
     x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
     if len(x) != 2 or args["bias"] is not None:
         return fix_all(view, tensors(args), out)
@@ -108,7 +108,7 @@ def _attention(view, args, out):
 
 @rule("mkldnn_rnn_layer")
 def _recurrent(view, args, out):
-    """Compute one layer and direction of an LSTM: its weights hold four gates, one after the other."""
+    """Compute one layer and direction of an LSTM, with four gates in its weights."""
     x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
     hidden = of_hidden[1]
     gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
@@ -150,7 +150,10 @@ def _deform(view, args, out):
 def _convolve(
     view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False
 ) -> RuleResult:
-    """Say that a window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
+    """Slide a window over an image.
+
+    Its weight is (out, in / groups) or transposed (in, out / groups).
+    """
     w = view.axes_of(weight)
     if groups == 1:
         inside, result = (w[0], w[1]) if transposed else (w[1], w[0])
@@ -188,7 +191,10 @@ def _factor(view, args, out):
 
 @rule("linalg_solve_triangular")
 def _solve(view, args, out):
-    """Return matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
+    """Solve with matrices side by side, each column of the right side by itself.
+
+    So do the chunks of a gated delta rule.
+    """
     matrix, right = view.axes_of(args["self"]), view.axes_of(args["B"])
     for axis in (*matrix[-2:], right[-2 if args["left"] else -1]):
         fix(axis, _AS_A_WHOLE)

@@ -35,7 +35,7 @@ def _same(view, args, out):
 
 @rule("cumsum cumprod cummax cummin flip roll rot90 tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(view, args, out):
-    """Return the shape stays the same, but along some axes the order of positions matters."""
+    """Keep the shape; along some axes the order of positions matters."""
     axes = view.axes_of(args["self"])
     along = [-2, -1] if "diagonal" in args else dims_of(args, len(axes))
     for dim in along if axes else ():
@@ -48,7 +48,7 @@ def _order_matters(view, args, out):
 
 @rule("sort")
 def _sort(view, args, out):
-    """Return ranks take the place of positions: of fewer positions there are the first ranks."""
+    """Sort: ranks replace positions, and of fewer positions there are the first ranks."""
     axes = view.axes_of(args["self"])
     along = [axes[dim] for dim in dims_of(args, len(axes)) if axes]
     why = "it is sorted, so that its positions are ranks (the code may take the first k)"
@@ -57,7 +57,7 @@ def _sort(view, args, out):
 
 @rule("eye", sizes={"n", "m"})
 def _identity(view, args, out):
-    """Return whichever positions stay, in rows and columns alike, what is left is an identity matrix."""
+    """Make an identity matrix: any positions, in rows and columns alike, give one."""
     rows, columns = fresh(out.shape)
     if rows.size == columns.size:
         return rows, rows

@@ -83,8 +83,9 @@ def _reduce(view, args, out):
 
 @rule("max min median nanmedian mode kthvalue topk argmax argmin")
 def _reduce_with_indices(view, args, out):
-    """Return the numbers do not depend on the order of positions, the indices do: the last result, unless all are
-    reduced.
+    """Reduce to numbers, whatever the order of positions, and to indices by order.
+
+    Indices are the last result, unless all results are reduced.
     """
     axes = view.axes_of(args["self"])
     along = [axes[dim] for dim in dims_of(args, len(axes)) if axes] if "dim" in args else []
@@ -93,7 +94,7 @@ def _reduce_with_indices(view, args, out):
 
 @rule("sum nansum norm linalg_vector_norm")
 def _sum(view, args, out):
-    """Reductions that grow with the number of positions; code may divide by it."""
+    """Sum: results grow with the number of positions; code may divide by it."""
     axes = view.axes_of(args["self"])
     dims = dims_of(args, len(axes))
     return RuleResult(_reduce(view, args, out), summed=product([axis for dim, axis in enumerate(axes) if dim in dims]))
@@ -105,7 +106,7 @@ def _sum(view, args, out):
     """
 )
 def _compare(view, args, out):
-    """Return elements are compared with those in their places, and perhaps summed."""
+    """Compare elements in the same places, and perhaps sum."""
     operands = tensors(args)
     axes = broadcast(view, operands, torch.broadcast_shapes(*(tensor.shape for tensor in operands)))
     return axes if out.ndim else []
@@ -113,7 +114,7 @@ def _compare(view, args, out):
 
 @rule("nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward")
 def _classify(view, args, out):
-    """Say that a class is looked up by its number: axis 1, or the only one."""
+    """Look up a class by its number, along axis 1 or the only one."""
     axes, target = view.axes_of(args["self"]), view.axes_of(args["target"])
     classes = axes[1:2] or axes
     for tensor in (classes, view.axes_of(args["weight"]) if args.get("weight") is not None else ()):

@@ -1,4 +1,4 @@
-"""Rules in one line: the axes of an operation's arguments and results, written as einops writes them."""
+"""Rules in one line: axes of arguments and results, written as in einops."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def register_rule(
 def register_rule(
     name: str, notation: str | None = None, *, sizes: Collection[str] = (), replace: bool = False
 ) -> Callable[[Function], Function] | None:
-    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
+    """Teach `surgery.narrow` an operation by a rule, which says what it does to axes.
 
     With a notation this is one line; without one it decorates a function. The notation lists the arguments that are
     tensors by their names in the operation's schema, each with its axes, and after the arrow the axes of each result:
@@ -118,7 +118,7 @@ def register_rule(
 
 
 def _watch(operation: str, function: Function, names: Collection[str]) -> Function:
-    """Return a rule of a user's that says what is wrong with it, or with what it returns, in a RuleError.
+    """Return a user's rule that raises RuleError if it, or its result, is wrong.
 
     Args:
         names: of arguments that the operation must have, which was not known when the rule was registered.
@@ -155,7 +155,7 @@ def _watch(operation: str, function: Function, names: Collection[str]) -> Functi
 
 
 def _wrong_axes(axes: Any, outs: Sequence[Tensor]) -> str:
-    """Return what is wrong with what a rule gives as the axes of an operation's results, or ""."""
+    """Return what is wrong with a rule's axes of an operation's results, or ""."""
     needed = f"a list of axes, one for each axis of the result (here {outs[0].ndim if outs else 0}), is needed"
     if not isinstance(axes, list | tuple):
         return f"it returns {type(axes).__name__}: {needed}"
@@ -189,7 +189,7 @@ class Pattern:
         return [word for digits in self.axes for word in digits]
 
     def align(self, tensor: Tensor, name: str) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return each written axis with the dimensions that it stands for: one, or any number for `...`.
+        """Return each written axis with its dimensions: one, or any number for `...`.
 
         >>> Pattern([("n",), ("...",), ("c",)]).align(torch.zeros(2, 3, 4, 5), "x")
         [(('n',), [0]), (('...',), [1, 2]), (('c',), [3])]
@@ -207,7 +207,7 @@ class Pattern:
 
 
 class Notation:
-    """A notation that was read from left to right; what cannot be read is an error that shows the place.
+    """A notation, read from left to right; an error shows the place that is wrong.
 
     Attributes:
         arguments: by the arguments' names how their axes are written.
@@ -416,7 +416,10 @@ def _list_given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
-    """Return the size of each word: a number, an argument of this name, the size of axes, or the rest of a product."""
+    """Return the size of each word.
+
+    It is a number, an argument of this name, the size of axes, or the rest of a product.
+    """
     exact: dict[str, int] = {}
     seen: dict[str, dict[str, set[int]]] = {}  # by word how many positions each tensor has
     products = []
@@ -452,7 +455,7 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
 
 
 def _unify(view: View, operands: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
-    """Return the axes of each word, which are one in all arguments; of `...` there may be several."""
+    """Return the axes of each word, unified over arguments; `...` may have several."""
     by_word: dict[str, list[Axis]] = {}
     further = []
     for _, tensor, placed in operands:

@@ -119,7 +119,7 @@ class _Pick(NamedTuple):
 
 
 def _picks(axes: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
-    """Yield what each index picks: a mask picks along as many axes as it has, another index along one."""
+    """Yield the axes that each index picks along: a mask's own number, or one."""
     rest = iter(axes)
     for index in indices:
         count = index.ndim if _Pick([], index).is_mask else 1

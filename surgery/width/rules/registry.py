@@ -1,4 +1,4 @@
-"""Rules by the names of operations: what a rule may ask and answer, and what several rules need."""
+"""Rules by the names of operations, and what several rules need."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -98,7 +98,9 @@ def rule(
     layout: bool = False,
     carries: bool = False,
 ) -> Callable[[Function], Function]:
-    """Register a rule for operations; names of aten's have no namespace, and none has an overload or a last underscore.
+    """Register a rule for operations.
+
+    Names of aten's have no namespace, and none has an overload or a last underscore.
 
     Args:
         same: other names of the first of these operations.
@@ -119,7 +121,9 @@ def rule(
 
 
 def canonical(name: str) -> str:
-    """Return the name under which an operation's rule is kept: without aten's namespace and the in-place underscore.
+    """Return the name under which an operation's rule is kept.
+
+    It is the name without aten's namespace and the in-place underscore.
 
     >>> canonical("aten::add_"), canonical("aten::__and__"), canonical("mylib::norm")
     ('add', '__and__', 'mylib::norm')
@@ -142,15 +146,18 @@ def rule_for(func: Any) -> Rule | None:
 
 
 def operation_name(func: Any) -> str:
-    """`add` for aten.add_.Tensor: variants of one operation, and operations that do the same, share a name."""
+    """Return the name of an operation, `add` for aten.add_.Tensor.
+
+    Variants of one operation, and operations that do the same, share a name.
+    """
     name = _name_of(func)
     return RULES[name].name if name in RULES else name
 
 
 def argument_names(operation: str) -> list[str]:
-    """Return the names of the arguments of a registered operation and its in-place variant.
+    """Return the argument names of a registered operation and its in-place variant.
 
-    None if there is none yet.
+    There are none before the operation is registered.
     """
     space, _, bare = operation.rpartition("::")
     packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
@@ -170,7 +177,7 @@ def way_to_teach(name: str) -> str:
 
 
 def is_step(func: Any) -> bool:
-    """Return whether an operation computes something, rather than only show the same numbers in another layout."""
+    """Return whether an operation computes, not only shows numbers in another layout."""
     return not ((rule := rule_for(func)) and rule.layout)
 
 
@@ -181,7 +188,10 @@ INDICES = picked("the order of its positions matters")
 
 
 def first(args: dict[str, Any], names: str) -> Any:
-    """Return the first of these arguments that an operation has; variants of one operation name them differently."""
+    """Return the first of these arguments that an operation has.
+
+    Variants of one operation name them differently.
+    """
     return next((args[name] for name in names.split() if name in args), None)
 
 
@@ -196,7 +206,7 @@ def results(out: Any) -> list[Tensor]:
 
 
 def dims_of(args: dict[str, Any], ndim: int) -> list[int]:
-    """Return the dimensions that an operation works along, from 0; all of them if it is not told."""
+    """Return the dimensions, from 0, that an operation works along; all by default."""
     dims = first(args, "dim dims")
     if dims is None or dims == []:
         return list(range(ndim))
@@ -223,7 +233,7 @@ def unify_all(several: Iterable[Sequence[Axis]]) -> None:
 
 
 def unify_last(axes: Sequence[Axis], other: Sequence[Axis]) -> None:
-    """Unify the last axes of two tensors where their sizes are equal: one was broadcast against the other."""
+    """Unify the last axes of equal size of two tensors, one broadcast to the other."""
     for x, y in zip(reversed(axes), reversed(other)):
         if x.size == y.size:
             unify(x, y)
@@ -249,7 +259,10 @@ def broadcast_axes(operands: Sequence[Sequence[Axis]], shape: Sequence[int]) -> 
 def fix_all(
     view: View, operands: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
 ) -> list[list[Axis]]:
-    """Fix all axes, since data or memory decide which positions are picked; `why` is the reason of the results'."""
+    """Fix all axes, since data or memory decide which positions are picked.
+
+    `why` is the reason of the results' axes.
+    """
     for tensor in operands:
         for axis in view.axes_of(tensor):
             fix(axis, picked("positions are picked by data"))
@@ -264,7 +277,7 @@ def split_groups(axis: Axis, groups: int) -> list[Axis]:
 
 
 def slide_window(axes: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
-    """Return axes that a window of these lengths slid over, and which of them must keep positions without a gap."""
+    """Return axes after a sliding window, and axes that must stay without a gap."""
     result, ordered = [], []
     for axis, size, length in zip(axes, sizes, window):
         if axis.size != size:

@@ -1,4 +1,4 @@
-"""Pooling, resampling, regions of images, and operations that turn pixels into channels or channels into pixels."""
+"""Pooling, resampling, regions of images, and moves between pixels and channels."""
 
 from math import prod
 
@@ -101,7 +101,10 @@ _REGION = role("positions within a region")
 
 
 def _regions(view, args) -> tuple[Axis, Axis]:
-    """Return the channels of the image and the axis of the boxes; pixels and coordinates keep their places."""
+    """Return the channels of the image and the axis of the boxes.
+
+    Pixels and coordinates keep their places.
+    """
     batch, channels, *pixels = view.axes_of(args["input"])
     boxes, coordinates = view.axes_of(args["rois"])
     for axis in (batch, *pixels, coordinates):
