@@ -153,7 +153,7 @@ _EDITS: dict[str, Callable[..., None]] = {
 
 
 KEEP_NAMES = {"set", "slice", "fill"}
-"""Edits after which a model's modules and the tensors of its state are those that they were."""
+"""Edits after which a model has the same modules, and the same tensors in its state."""
 
 
 def _like(old: Any, value: Any) -> Any:

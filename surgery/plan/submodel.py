@@ -149,7 +149,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> dict[str, list[tuple[str, Index]]]:
-        """By tensor of the full model, the small tensors in it with their indices.
+        """The small tensors in each tensor of the full model, with their indices.
 
         The inverse of `entries`.
         """

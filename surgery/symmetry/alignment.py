@@ -31,11 +31,10 @@ class Aligned(NamedTuple):
     """Models in one order.
 
     Attributes:
-        models: each computes what it did.
-        permutations: by which each was permuted, as `surgery.symmetry.permute` takes them; they are empty for the
-        reference.
+        models: the models, each of which computes the same as before.
+        permutations: the permutations of each model, as `surgery.symmetry.permute` takes them; none for the reference.
         unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
-            them: with by="activations" those that no layer reads, such as positions within heads.
+            them: with by="activations" widths that no layer reads, such as positions within heads.
     """
 
     models: list[nn.Module]

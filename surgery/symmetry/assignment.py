@@ -33,7 +33,7 @@ class Likeness(Protocol):
     """The comparison of two models, position by position.
 
     Attributes:
-        beside: by width those on whose order `gain` depends; the width itself is one where it is not linear in it.
+        beside: by width the widths whose order `gain` depends on, itself included if `gain` is not linear in it.
     """
 
     beside: dict[Atom, set[Atom]]

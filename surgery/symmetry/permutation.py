@@ -39,14 +39,14 @@ def permute(
     Args:
         model: any module; it is not changed.
         permutations: by width the present positions in their new order: `[2, 0, 1]` puts position 2 first. A width is
-            named by an axis that it has for its own, `layer1.conv.weight:0`; of an axis along which several lie a third
-            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names,
-            and why some widths cannot be put in another order. Other widths keep theirs.
-        by: in place of permutations, scores by width as `surgery.pruning.importance` gives them: the positions with the
-            highest come first, of equal ones those that did. One network then serves every width: `narrow(sorted, r,
-            x)` is `narrow(model, r, x, scores=by)` up to the order of positions, for every share r (Cai et al.,
-            "Once-for-All", ICLR 2020, section 3.3). Widths without scores keep their order, as do those whose order
-            matters.
+            named by an axis of its own, `layer1.conv.weight:0`. If several widths lie along an axis, a third number
+            says which one, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names, and why some
+            widths cannot be put in another order. Other widths keep their order.
+        by: in place of permutations, scores by width as `surgery.pruning.importance` gives them. The positions with the
+            highest scores come first; positions with equal scores keep their order. One network then serves every
+            width: `narrow(sorted, r, x)` is `narrow(model, r, x, scores=by)` up to the order of positions, for every
+            share r (Cai et al., "Once-for-All", ICLR 2020, section 3.3). A width keeps its order if it has no scores,
+            or if its order matters.
         example: an input, as for `surgery.narrow`. One forward pass shows the widths, on the meta device if possible.
         output: what of the output has to stay the same, as for `surgery.narrow`.
 
@@ -96,7 +96,7 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
 def _best_first(solution: Solution, scores: Scores) -> Choice:
     """Return the positions of widths by descending score.
 
-    A width whose order matters is left out.
+    Widths are left out if their order matters.
     """
     widths = named_widths(solution)
     return {

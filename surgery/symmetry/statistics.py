@@ -32,8 +32,8 @@ def repair(
     The mean of two models' running variances is not the variance that the mean of their weights has: features cancel,
     and it is smaller, layer by layer (Jordan et al., "REPAIR", ICLR 2023, section 3). With the statistics of the
     averaged model itself every channel has the mean and the variance that its norm says. A model without batch norm
-    needs the `ends`: each channel of what linear layers and convolutions give, but for the last one, is then scaled and
-    shifted so that its mean and its standard deviation are the weighted means of those in the ends (section 3.2).
+    needs the `ends`: each channel that a linear layer or convolution gives, but for the last layer, is then scaled and
+    shifted. Its mean and its standard deviation become the weighted means over the ends (section 3.2).
 
     Args:
         model: with batch norms, or with `ends`; it is not changed.

@@ -423,8 +423,8 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
             made_widths = growth.choice.keys() - growth.readers.of.get((key, axis), set())
             copies = shares(along, made_widths, growth.choice, "zero") == 0
             new |= copies.view([-1 if i == axis else 1 for i in range(new.ndim)])
-        drawn = torch.randn(values[name].shape, generator=generator) * noise * old[name]
-        values[name].add_(torch.where(new, drawn, 0).to(values[name]))
+        normal = torch.randn(values[name].shape, generator=generator) * noise * old[name]
+        values[name].add_(torch.where(new, normal, 0).to(values[name]))
 
 
 def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:

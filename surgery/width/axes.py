@@ -276,7 +276,7 @@ def unify(a: Axis, b: Axis) -> None:
         {("product", "product"): _align_digits, ("sum", "sum"): _align_terms}.get((a.kind, b.kind), _align_mixed)(a, b)
         a, b = find(a), find(b)
         if a is b or (is_fixed(a) and is_fixed(b)):
-            return  # those that do not fit together keep the parts that they have, so that none takes the other's
+            return  # axes that do not fit together keep their own parts, so that none takes the other's
     if a.why:
         fix(b, a.why)
     b.grouping = b.grouping or a.grouping

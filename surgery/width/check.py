@@ -224,7 +224,7 @@ class _Predicted(Operations):
     """Compares the narrow model's operations with the full model's steps.
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
-    arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
+    arguments: sizes of axes change as the axes do, factors by a power of an axis's share, and other numbers stay.
 
     Args:
         scales, changed: scales that attributes stored, and how they change where an operation takes one of them.

@@ -55,7 +55,7 @@ class Flow:
 
     Attributes:
         contractions: the sums by the number of their step.
-        behind: by step the sums that it takes, by their numbers: those that layers compute up to an addition.
+        behind: by step the numbers of the sums that it takes; sums that layers compute count up to an addition.
         ahead: by step the sums that have its result as a factor; weights count for the sums that layers compute.
         readers: by step the sums of layers that take its result as it is.
     """

@@ -157,7 +157,7 @@ class Trace:
     def _fixed_outputs(self, model: nn.Module, result: Any) -> list[Tensor]:
         """Return the tensors of a model's result that must keep their shapes.
 
-        All of them, or those that `output` returns or computes with.
+        All of them, or the tensors that `output` returns or computes with.
         """
         if self.output:
             with _Computed(self._axes, tensors_in(result)) as computed:
@@ -531,8 +531,8 @@ def _trace_with_numbers(
 ) -> tuple[Trace, nn.Module, Any]:
     """Trace a copy of the model; return the trace, the copy and the example.
 
-    Copy and example are those that ran. The numbers in the copy remember their attributes; if its code does not run
-    with such numbers, they are plain.
+    This copy ran on this example. The numbers in the copy remember their attributes; if its code does not run with such
+    numbers, they are plain.
     """
     try:
         inputs = copy_tensors(example)

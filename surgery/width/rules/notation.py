@@ -59,8 +59,8 @@ def register_rule(
     list keep their size. One result stands for all if there are several.
 
     A function gets what it may ask (`view.axes_of(tensor)`, `view.is_weight(tensor)`), the call's arguments by their
-    names in the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay
-    whole, and returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
+    names in the operation's schema, and the result. It unifies axes that are the same, fixes axes that must keep all
+    positions, and returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
 
     Args:
         name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
@@ -242,12 +242,12 @@ class Notation:
 
     @cache  # noqa: B019, there are few, and they stay
     def split_words(self, arguments: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
-        """Return the words of axes that weights make, and of those that are summed over.
+        """Return the words of axes that weights make, and of axes that are summed over.
 
-        Summed over are those in several arguments and in no result. A factor is an argument with an axis in no result.
-        One that consists of weights makes features along its axes in the results that no factor of data has. Of weights
-        alone that are multiplied the last one makes the features. An axis along which two matrices of weights are
-        summed is made, too: it is the rank of their product, or what is hidden between two layers.
+        An axis in several arguments and in no result is summed over. A factor is an argument with an axis in no result.
+        A factor of weights makes features along its axes in the results that no factor of data has. If weights alone
+        are multiplied, the last factor makes the features. An axis along which two matrices of weights are summed is
+        made, too: it is the rank of their product, or the hidden width between two layers.
 
         Args:
             arguments: the names of the arguments, and whether each consists of weights.

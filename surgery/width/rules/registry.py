@@ -86,7 +86,7 @@ class RuleError(SurgeryError):
 
 RULES: dict[str, Rule] = {}
 TAGGED: dict[torch.Tag, Function] = {}
-"""By tags of operations what those do that have the tag but no rule of their own."""
+"""The rules of operations that have a tag but no rule of their own, by tag."""
 
 
 def rule(
