@@ -31,7 +31,7 @@ class Aligned(NamedTuple):
     """Models in one order.
 
     Attributes:
-        models: the models, each of which computes the same as before.
+        models: the models; each computes the same as before.
         permutations: the permutations of each model, as `surgery.symmetry.permute` takes them; none for the reference.
         unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
             them: with by="activations" widths that no layer reads, such as positions within heads.
@@ -56,10 +56,10 @@ def align(
 ) -> Aligned:
     """Permute the hidden widths of models so that they match a reference's widths.
 
-    The models have one architecture, and the reference is one of them. Networks that were trained apart have alike
-    features in another order. After that they can be averaged and recombined with less loss. What may be permuted is
-    found by one forward pass, for any module: residual streams, heads of an attention as wholes and the positions
-    within them, groups of convolutions likewise.
+    The models have one architecture, and the reference is one of them. Networks that were trained separately have
+    similar features in different orders. Aligned models can be averaged and recombined with less loss. One forward pass
+    finds what may be permuted, for any module: residual streams, whole heads of an attention and the positions within
+    them, and groups of convolutions likewise.
 
     Args:
         models: modules of one architecture; they are not changed.
@@ -73,14 +73,15 @@ def align(
             does not depend on it (to the end from the better of both where a width is above 256). Each further search
             starts from a random order. The best match counts.
         generator: of the random orders, on the CPU; by default they are the same in every call.
-        progress: told how many widths have their best order for the present, and of how many.
+        progress: called with the number of widths that have their best order at present, and the number of all widths.
 
     Returns:
         The models in the reference's order, the permutations, and the widths that keep their order, which a warning
         names as well.
 
     Raises:
-        SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
+        SurgeryError: for models of different architectures, for `activations` without batches, and if `starts` is below
+            1.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
     >>> from surgery.symmetry import permute

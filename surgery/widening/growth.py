@@ -60,11 +60,11 @@ def widen(
     - `zero`: copies are read with weight 0, so that every old number stays: the plan cuts the model out again bit for
       bit, and so does `narrow` with 1/rate if every width has grown.
 
-    The wide model runs once on the example in float64 (in float32, and compared less strictly, if the model does not
-    run in float64) beside the old one, and every operation is compared. A width
-    stays as it is where an operation would compute something else. A norm over a width (layer norm, group norm) allows
-    whole multiples only, since then its mean and variance stay. A table that is tied to a head makes its width and
-    reads it, with one tensor, so that this width stays as it is.
+    The wide model runs once on the example in float64 beside the old one, and every operation is compared. If the model
+    does not run in float64, both run in float32 and are compared less strictly. A width stays as it is where an
+    operation would compute something else. A norm over a width (layer norm, group norm) allows whole multiples only,
+    since then its mean and variance stay. A table that is tied to a head makes its width and reads it, with one tensor,
+    so that this width stays as it is.
 
     Args:
         model: any module with weights; it is not changed.
@@ -74,13 +74,13 @@ def widen(
         keep: patterns of modules whose tensors stay as they are, as for `surgery.narrow`.
         heads: `drop` repeats heads of an attention, the inverse of `narrow(..., heads="drop")`. With `inside` they stay
             as they are, and so does their width: the products of queries and keys would grow.
-        noise: this share of a tensor's standard deviation is added as normal noise to weights that make new positions,
-            so that these learn something of their own. In mode `zero` outputs stay the same unless a norm runs over the
-            width; in mode `copy` they change by that little.
+        noise: the standard deviation of normal noise, as a share of the tensor's own, that is added to weights that
+            make new positions, so that these learn something different. In mode `zero` outputs stay the same unless a
+            norm runs over the width; in mode `copy` they change slightly.
         generator: of the noise, on the CPU.
         output: what of the output has to keep its shape, as for `surgery.narrow`.
-        strict: whether a hidden width that stays as it is is an error, and a tensor as long as one that grows which the
-            example does not use; otherwise they are logged with the reason.
+        strict: whether a hidden width that does not grow is an error, and so is a tensor that the example does not use
+            and that is as long as a width that grows. Otherwise they are logged with the reason.
 
     Returns:
         The wide module, and the plan of the old model as a part of it: `plan.extract(state(wide))` are the first

@@ -1,4 +1,4 @@
-"""Operations element by element, and operations that keep a shape or create a tensor."""
+"""Operations that act element by element, keep a shape or create a tensor."""
 
 import torch
 
