@@ -31,9 +31,10 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Set a plain attribute of a module. A tuple stays a tuple, although JSON has lists only.
+    """Set a plain attribute of a module.
 
-    The attribute may belong to an object in the module, such as `config.num_hidden_layers`.
+    A tuple stays a tuple, although JSON has lists only. The attribute may belong to an object in the module, such as
+    `config.num_hidden_layers`.
     """
     path, _, last = attribute.rpartition(".")
     holder = _child(model, module)
@@ -43,14 +44,15 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
 
 
 def _child(model: nn.Module, name: str) -> Any:
-    """Return a module of the model by its name, in a tenth of the time of `get_submodule`."""
+    """Return a module by its name, in a tenth of the time of `get_submodule`."""
     return functools.reduce(lambda module, part: module._modules[part], name.split(".") if name else (), model)
 
 
 def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """Raise SurgeryError unless an attribute of a module or of its configuration is plain, before and after.
+    """Raise SurgeryError unless an attribute is plain, before and after.
 
-    Plans come from files: they may change sizes, heads, scales and settings, but no code and no tensor.
+    It may be of a module or of its configuration. Plans come from files: they may change sizes, heads, scales and
+    settings, but no code and no tensor.
     """
 
     def refused(why: str, to: bool = False) -> SurgeryError:
@@ -83,12 +85,18 @@ def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
 
 
 def _read_stored(owner: Any, name: str) -> Any:
-    """Return an attribute from storage, since a configuration may raise for one that differs between layers."""
+    """Return an attribute from storage.
+
+    A configuration may raise for one that differs between layers.
+    """
     return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
 
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
-    """Take positions, in any order, of a tensor that is not in the state: a non-persistent buffer or an attribute."""
+    """Take positions, in any order, of a tensor that is not in the state.
+
+    It is a non-persistent buffer or an attribute.
+    """
     owner = model.get_submodule(module)
     tensor, ranges = getattr(owner, attribute), as_index(index)
     shape_at(join(module, attribute), ranges, tuple(tensor.shape))
@@ -96,7 +104,7 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
 
 
 def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
-    """Fill a tensor that is not in the state with a number, such as a scale that follows a width."""
+    """Fill a tensor that is not in the state with a number, such as a width's scale."""
     tensor = getattr(model.get_submodule(module), attribute)
     if isinstance(tensor, nn.Parameter) or type(value) not in (int, float) or not math.isfinite(value):
         raise TypeError(f"{join(module, attribute)} is trained, or {value!r} is no number")
@@ -107,7 +115,7 @@ def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:
-    """Remove `count` children of a Sequential or ModuleList from position `first` on; later ones move up."""
+    """Remove `count` children of a container from `first` on; later ones move up."""
     parent = model.get_submodule(module)
     children = list(parent._modules.items())
     remaining = [child for _, child in (*children[:first], *children[first + count :])]
@@ -145,7 +153,7 @@ _EDITS: dict[str, Callable[..., None]] = {
 
 
 KEEP_NAMES = {"set", "slice", "fill"}
-"""Edits after which a model's modules and the tensors of its state are those that they were."""
+"""Edits after which a model has the same modules, and the same tensors in its state."""
 
 
 def _like(old: Any, value: Any) -> Any:

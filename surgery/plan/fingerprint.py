@@ -1,4 +1,4 @@
-"""Hashes that identify a plan's full model: names and shapes of tensors, classes and settings of modules."""
+"""Hashes that identify a plan's full model by tensors, classes and settings."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ _SWITCHES = re.compile("drop|checkpointing|fused")  # rates of dropout, and othe
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return a hash of the names and shapes of a model's tensors, whatever their order.
+    """Return a hash of the names and shapes of tensors, whatever their order.
 
     >>> fingerprint({"a": (1,), "b": (2,)}) == fingerprint({"b": (2,), "a": (1,)})
     True
@@ -41,7 +41,9 @@ def structure(model: nn.Module) -> str:
 
 
 def has_structure(model: nn.Module, known: str) -> bool:
-    """Return False if a hash of `structure` cannot be the model's. Any hash of another version can be.
+    """Return whether a hash of `structure` may be the model's.
+
+    Any hash of another version may be.
 
     >>> has_structure(nn.ReLU(), structure(nn.ReLU())), has_structure(nn.GELU(), structure(nn.ReLU()))
     (True, False)
@@ -82,21 +84,21 @@ def _is_setting(name: str, is_argument: bool) -> bool:
 
 @functools.cache
 def _arguments(cls: type) -> frozenset[str]:
-    """Return the names of the constructor's arguments, of a class and of all classes that it inherits from."""
+    """Return the names of the constructor's arguments, of a class and its bases."""
     constants = {name for base in cls.__mro__ for name in vars(base).get("__constants__", ())}
     return frozenset(constants.union(*map(_list_arguments, cls.__mro__)))
 
 
 @functools.cache
 def _torch_defaults(cls: type) -> dict[str, Any]:
-    """Return the default values of the arguments of torch's constructors among those of a class."""
+    """Return the arguments of torch's constructors in a class, with their defaults."""
     torch_classes = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] == "torch"]
     return {name: default for base in torch_classes for name, default in _list_arguments(base).items()}
 
 
 @functools.cache
 def _list_arguments(cls: type) -> dict[str, Any]:
-    """Return the arguments of the constructor that a class itself defines, with their defaults."""
+    """Return the arguments of a class's own constructor, with their defaults."""
     init = vars(cls).get("__init__")
     parameters = list(inspect.signature(init).parameters.values())[1:] if hasattr(init, "__code__") else []
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

@@ -1,4 +1,4 @@
-"""Positions along the axes of a tensor, as ranges in any order; reading and writing tensors at positions."""
+"""Positions along a tensor's axes, as ranges; reading and writing tensors there."""
 
 import math
 import operator
@@ -75,7 +75,7 @@ def as_index(index: Iterable) -> Index:
 
 
 def shape_at(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the elements at an index of a tensor; SurgeryError if the index does not fit the shape."""
+    """Return the shape of the elements at an index; SurgeryError if it does not fit."""
     if len(index) != len(shape):
         raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}", code="plan")
     for runs, size in zip(index, shape):
@@ -89,7 +89,9 @@ def shape_at(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]
 
 
 def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
-    """Return the index that reads `inner` from the result of `outer`. `shape` is the shape before both.
+    """Return the index that reads `inner` from the result of `outer`.
+
+    `shape` is the shape before both.
 
     >>> chain((((4, 8),), ((1, 2), (0, 1))), (((1, 3),), ((1, 2), (0, 1))), (8, 2))
     (((5, 7),), None)
@@ -128,7 +130,10 @@ def repeats(index: Index) -> bool:
 
 
 def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
-    """Return a copy of the elements at an index. The tensor has `lead` further axes in front."""
+    """Return a copy of the elements at an index.
+
+    The tensor has `lead` further axes in front.
+    """
     plain = type(full) in (Tensor, Parameter) and full.layout is torch.strided and not full.is_quantized
     has_history = full.requires_grad and torch.is_grad_enabled()
     if full.is_meta and plain and full.is_contiguous() and not has_history:  # a form alone, without views
@@ -142,9 +147,9 @@ def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
 
 
 def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
-    """Write a tensor to the elements of `full` at an index, in place. The inverse of `take`.
+    """Write a tensor to the elements of `full` at an index, in place.
 
-    If several positions of the small tensor lie at one position, the first is written.
+    The inverse of `take`. If several positions of the small tensor lie at one position, the first is written.
 
     >>> full = torch.zeros(4)
     >>> put(full, (((3, 4), (0, 1), (3, 4)),), torch.tensor([1.0, 2.0, 3.0]))
@@ -160,7 +165,7 @@ def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
 
 
 def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index]:
-    """Sort the positions of every axis, of the tensor and of its index, and keep each position once.
+    """Sort the positions of a tensor and its index, and keep each position once.
 
     Of elements at one position the first stays. An axis that is ascending already is not copied.
 
@@ -179,7 +184,7 @@ def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index
 
 
 def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of views, of `full` and of `small`, that pair every element of `small` with its place.
+    """Yield pairs of views that pair each element of `small` with its place in `full`.
 
     With views, writing, adding and filling need no index tensors and are as fast as a copy. The index must be
     ascending.
@@ -201,12 +206,12 @@ def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator
 
 
 def is_scatter_faster(index: Index) -> bool:
-    """Return whether one scatter takes less time than a view for each piece of the index."""
+    """Return whether one scatter takes less time than a view for each piece."""
     return math.prod(len(runs) for runs in index if runs is not None) > _MANY
 
 
 def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
-    """Return the index as index tensors: `full[grid(index, full)]` is a copy of its elements.
+    """Return index tensors: `full[grid(index, full)]` is a copy of the elements.
 
     >>> full = torch.arange(6).reshape(2, 3)
     >>> full[grid((None, ((0, 1), (2, 3))), full)]
@@ -219,7 +224,10 @@ def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
 
 
 def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
-    """Return the positions of one axis, in the tensor's memory format; a view if they are one range."""
+    """Return positions of one axis in the same memory format.
+
+    The result is a view if the positions are one range.
+    """
     if len(runs) == 1:
         return tensor.narrow(axis, runs[0][0], runs[0][1] - runs[0][0])
     if len(runs) <= _FEW:

@@ -149,7 +149,10 @@ class Plan:
 
     @cached_property
     def parts(self) -> dict[str, list[tuple[str, Index]]]:
-        """The inverse of `entries`: from each tensor of the full model to the small tensors in it and their indices."""
+        """The small tensors in each tensor of the full model, with their indices.
+
+        The inverse of `entries`.
+        """
         parts: dict[str, list[tuple[str, Index]]] = {target: [] for target in self.shapes}
         for name, sources in self.entries.items():
             for source in sources:
@@ -170,7 +173,7 @@ class Plan:
 
         The result is a copy with the same dtypes, devices and memory formats; gradients flow through it. From a lazy
         state the result is lazy, and reads one tensor of the full model at a time.
-        Raises SurgeryError if the tensors are not those of the plan's full model.
+        Raises SurgeryError if the tensors have other names or shapes than the plan's full model.
         """
         full, lead = _check_fits(full, self.shapes, "the full model")
 
@@ -196,7 +199,9 @@ class Plan:
         self, small: Mapping[str, Tensor] | nn.Module, *, into: Mapping[str, Tensor] | nn.Module | None = None
     ) -> tuple[State | Stack, dict[str, Tensor]]: ...
     def embed(self, small, *, into=None):
-        """Write the small model's state (or a stack) to its positions in the full model. The inverse of `extract`.
+        """Write the small model's state (or a stack) to its places in the full model.
+
+        The inverse of `extract`.
 
         Args:
             small: as `extract` returns it.
@@ -269,7 +274,10 @@ class Plan:
         return values, mask
 
     def _templates_of_absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return, for each tensor that the small model has no part of, one with its dtype, device and leading axis."""
+        """Return a template for each tensor that the small model has no part of.
+
+        The template has the tensor's dtype, device and leading axis.
+        """
         templates: dict[Any, Tensor] = {}  # by last name, by last name and dtype in the plan, and by dtype in the plan
         for name, tensor in reversed(list(small.items())):
             dtype, last = self.dtypes.get(self.entries[name][0].name), name.rpartition(".")[2]
@@ -318,7 +326,7 @@ class Plan:
         return Plan(entries, self.shapes, (*self.edits, *inner.edits), self.structure, self.dtypes)
 
     def build(self, full: nn.Module) -> nn.Module:
-        """Return the small model as a module with the weights that `extract` reads, made from a full one.
+        """Return the small model as a module, with its weights from a full one.
 
         `full` is the model that the plan was made from, or another one from the same constructor, on any device
         (including meta). It is not changed, and no forward pass runs. To restore a saved small model, load its state
@@ -334,7 +342,7 @@ class Plan:
         return self.build_unchecked(full)
 
     def build_unchecked(self, full: nn.Module) -> nn.Module:
-        """Do the same as `build`, without its checks: for the model that the plan was made from."""
+        """Do the same as `build` without checks, for the plan's own full model."""
         held = tensors(full)
         with torch.no_grad():
             values = {n: take(held[s.name], s.index) for n, (s, *_) in self.entries.items()}
@@ -347,10 +355,10 @@ class Plan:
         small, originals = copy_sharing(full)
         for edit in self.edits:
             apply_edit(small, edit)
-        made = tensors(small)
-        expected = {name: self.small_shapes.get(name, ()) for name in made}
+        small_tensors = tensors(small)
+        expected = {name: self.small_shapes.get(name, ()) for name in small_tensors}
         check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
-        replace_tensors(small, {id(tensor): values[name] for name, tensor in made.items()}, originals)
+        replace_tensors(small, {id(tensor): values[name] for name, tensor in small_tensors.items()}, originals)
         renew_computed(small)
         return small
 
@@ -371,7 +379,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan that `to_json` wrote; SurgeryError for another format, version or fingerprint."""
+        """Read a plan that `to_json` wrote.
+
+        Raises SurgeryError for another format, version or fingerprint.
+        """
         try:
             data = json.loads(text)
             if data["format"] != _FORMAT or data["version"] != _VERSION:
@@ -432,7 +443,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        """Describe the plan, with a table of its first tensors: their shapes in the full model and in the small one.
+        """Describe the plan, with a table of its first tensors and their shapes.
 
         >>> print(Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2), "b": (2,)}))
         Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
@@ -457,7 +468,7 @@ class Plan:
         return "\n".join([repr(self), *lines, *more])
 
     def describe(self) -> str:
-        """List every tensor of the small model with its place in the full one, then the edits, one line each.
+        """List the small model's tensors with their places in the full one, and edits.
 
         >>> half = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
         >>> print(half.describe())

@@ -1,4 +1,4 @@
-"""The permutation symmetry of networks: reorder widths, align models before averaging, repair the average."""
+"""The permutation symmetry of networks: reorder widths, align models, repair."""
 
 from surgery.symmetry.alignment import align as align
 from surgery.symmetry.permutation import permute as permute

@@ -1,4 +1,4 @@
-"""Models of one architecture brought into one order: permutations by which their widths match."""
+"""Bring models of one architecture into one order, in which their widths match."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,11 +31,10 @@ class Aligned(NamedTuple):
     """Models in one order.
 
     Attributes:
-        models: each computes what it did.
-        permutations: by which each was permuted, as `surgery.symmetry.permute` takes them; they are empty for the
-        reference.
+        models: the models; each computes the same as before.
+        permutations: the permutations of each model, as `surgery.symmetry.permute` takes them; none for the reference.
         unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
-            them: with by="activations" those that no layer reads, such as positions within heads.
+            them: with by="activations" widths that no layer reads, such as positions within heads.
     """
 
     models: list[nn.Module]
@@ -55,11 +54,12 @@ def align(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Aligned:
-    """Permute the hidden widths of models of one architecture so that they match those of one of them.
+    """Permute the hidden widths of models so that they match a reference's widths.
 
-    Networks that were trained apart have alike features in another order. After that they can be averaged and
-    recombined with less loss. What may be permuted is found by one forward pass, for any module: residual streams,
-    heads of an attention as wholes and the positions within them, groups of convolutions likewise.
+    The models have one architecture, and the reference is one of them. Networks that were trained separately have
+    similar features in different orders. Aligned models can be averaged and recombined with less loss. One forward pass
+    finds what may be permuted, for any module: residual streams, whole heads of an attention and the positions within
+    them, and groups of convolutions likewise.
 
     Args:
         models: modules of one architecture; they are not changed.
@@ -69,18 +69,19 @@ def align(
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
         output: as for `surgery.narrow`.
-        starts: the first looks for the best match from the order as it is, and from one that does not depend on it (to
-            the end from the better of both where a width is above 256); each further one from a drawn order. The best
-            match counts.
-        generator: of the drawn orders, on the CPU; by default they are the same in every call.
-        progress: told how many widths have their best order for the present, and of how many.
+        starts: the number of searches. The first looks for the best match from the order as it is, and from one that
+            does not depend on it (to the end from the better of both where a width is above 256). Each further search
+            starts from a random order. The best match counts.
+        generator: of the random orders, on the CPU; by default they are the same in every call.
+        progress: called with the number of widths that have their best order at present, and the number of all widths.
 
     Returns:
         The models in the reference's order, the permutations, and the widths that keep their order, which a warning
         names as well.
 
     Raises:
-        SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
+        SurgeryError: for models of different architectures, for `activations` without batches, and if `starts` is below
+            1.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
     >>> from surgery.symmetry import permute
@@ -96,23 +97,25 @@ def align(
         raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}", code="argument")
     if by not in get_args(By):
         raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}", code="argument")
-    aligner, given = Aligner(models[to], example=example, output=output), list(batches)
+    aligner, batch_list = Aligner(models[to], example=example, output=output), list(batches)
     search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
-    found: list[dict[str, Tensor]] = []
+    permutations: list[dict[str, Tensor]] = []
     for number, model in enumerate(models):
         if number == to:
-            found.append({})
+            permutations.append({})
         elif by == "weights":
-            found.append(aligner.by_weights(models[to], model, search))
+            permutations.append(aligner.by_weights(models[to], model, search))
         else:
-            found.append(aligner.by_activations(models[to], model, given, search))
-    ordered = [aligner.plan(orders).build(model) for orders, model in zip(found, models)]
-    unaligned = aligner.find_unaligned([orders for number, orders in enumerate(found) if number != to])
-    return Aligned(ordered, found, unaligned)
+            permutations.append(aligner.by_activations(models[to], model, batch_list, search))
+    ordered = [aligner.plan(orders).build(model) for orders, model in zip(permutations, models)]
+    unaligned = aligner.find_unaligned([orders for number, orders in enumerate(permutations) if number != to])
+    return Aligned(ordered, permutations, unaligned)
 
 
 class Aligner:
-    """The permutable widths of an architecture, found once; `align` for states, as federated clients' are.
+    """The permutable widths of an architecture, computed once.
+
+    Aligns states, such as federated clients', as `align` does models.
 
     Args:
         model, example, output: as for `align`; the model's weights do not matter.
@@ -135,7 +138,7 @@ class Aligner:
     def by_weights(
         self, reference: State | nn.Module, other: State | nn.Module, search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """Return the permutations of the other model's widths with which its parameters match the reference's best."""
+        """Return the permutations by which the other model's parameters match best."""
         reference, other = self._check(reference, "the reference"), self._check(other, "the other model")
         held = names_by_id(self._model)
         places = {}
@@ -150,37 +153,37 @@ class Aligner:
     def by_activations(
         self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """Return the permutations of the other model's widths with which what its layers read matches best."""
+        """Return the permutations by which the inputs of the other model's layers match."""
         self._check(reference, "the reference"), self._check(other, "the other model")
         if not batches:
             raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
-        one, two = clone(reference), clone(other)
+        copies = clone(reference), clone(other)
         with run_one_by_one():
             solution = solve(trace_in_place(reference, self._example, self._output))
             free = self._in(solution)
-            likeness = Activations(solution, (one, two), batches, set(free))
+            likeness = Activations(solution, copies, batches, set(free))
         return _best(likeness, free, search)
 
     def find_unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the widths that permutations leave as they are, since nothing along them was compared.
+        """Return the widths that keep their order, since nothing along them was compared.
 
         A warning says so.
         """
-        found = [name for name in self._free if orders and not any(name in order for order in orders)]
-        if found:
-            more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        unaligned = [name for name in self._free if orders and not any(name in order for order in orders)]
+        if unaligned:
+            more = f" and {len(unaligned) - _LISTED} more" if len(unaligned) > _LISTED else ""
             _log.warning(
                 "align leaves %d of %d widths in their order, along which it compares nothing: %s%s; by='weights' "
                 "compares all that parameters lie along",
-                len(found),
+                len(unaligned),
                 len(self._free),
-                ", ".join(found[:_LISTED]),
+                ", ".join(unaligned[:_LISTED]),
                 more,
             )
-        return found
+        return unaligned
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
-        """Return the plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
+        """Return the plan that permutes: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
         return plan_of(self._model, self._shapes, self._solution, choice)
 
@@ -189,21 +192,21 @@ class Aligner:
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
-    def _check(self, given: State | nn.Module, what: str) -> State:
-        values = as_state(given, what)
-        check_same(self._shapes, values, "the model that was traced", what)
+    def _check(self, source: State | nn.Module, label: str) -> State:
+        values = as_state(source, label)
+        check_same(self._shapes, values, "the model that was traced", label)
         if any(tensor.is_meta for tensor in values.values()):
-            raise SurgeryError(f"{what} has no weights to compare (meta device): load some first", code="values")
+            raise SurgeryError(f"{label} has no weights to compare (meta device): load some first", code="values")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
         ordered = {join(*key) for atom in self._free.values() for key, _ in members[atom]}
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
             if name in ordered and real and not tensor.isfinite().all():
-                raise SurgeryError(f"{name!r} of {what} is not finite, so that no order matches", code="values")
+                raise SurgeryError(f"{name!r} of {label} is not finite, so that no order matches", code="values")
         return dict(values)
 
 
 def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
-    """Return the best orders by the names of their widths, of those along which something is compared."""
+    """Return the best orders of the compared widths, by name."""
     choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
     return {free[atom]: torch.tensor(order) for atom, order in choice.items()}

@@ -1,4 +1,4 @@
-"""The best order of widths: coordinate ascent, in which each step is a linear assignment."""
+"""Find the best order of widths by coordinate ascent over linear assignments."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Search(NamedTuple):
-    """The settings of the search for the best match: the last three arguments of `align`."""
+    """The settings of the search for a match: the last three arguments of `align`."""
 
     starts: int = 1
     generator: torch.Generator | None = None
@@ -33,28 +33,28 @@ class Likeness(Protocol):
     """The comparison of two models, position by position.
 
     Attributes:
-        beside: by width those on whose order `gain` depends; the width itself is one where it is not linear in it.
+        beside: by width the widths whose order `gain` depends on, itself included if `gain` is not linear in it.
     """
 
     beside: dict[Atom, set[Atom]]
 
     def first(self, atom: Atom) -> Tensor:
-        """[size, size]: how alike positions are, whatever the order along all other widths."""
+        """[size, size]: how alike positions are, in any order of all other widths."""
 
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
-        """[size, size]: how alike positions of the reference and of the other model in its present order are."""
+        """[size, size]: how alike positions of the two models are in the present order."""
 
     def value(self, choice: Choice, atom: Atom | None = None) -> float:
         """Return how well all fits, or all that lies along a width."""
 
 
 def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dict[Atom, list[int]]:
-    """Return the orders of the other model's widths in which it fits the reference best, by coordinate ascent.
+    """Return the orders of the other model's widths that fit the reference best.
 
     It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
-    the heads by all that is in them, say), which finds a permuted copy at once. Of wide models only the one that is
-    ahead when steps become small goes on to the end. Each start beyond the first one adds a drawn order. The best end
-    counts.
+    the heads by all that is in them, say), which finds a permuted copy at once. For wide models only the search that is
+    ahead when steps become small continues to the end. Each start beyond the first one adds a random order. The best
+    result counts.
     """
     starts = search.starts
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
@@ -63,10 +63,10 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     def draw(atom: Atom) -> list[int]:
         return torch.randperm(atom.size, generator=search.generator).tolist()
 
-    given = {atom: list(range(atom.size)) for atom in free}
-    found = {atom: assignment(likeness.first(atom)) for atom in free}
+    identity = {atom: list(range(atom.size)) for atom in free}
+    guess = {atom: assignment(likeness.first(atom)) for atom in free}
     least = _ROUGH if any(atom.size > _WIDE for atom in free) else _LEAST
-    raced = [_climb(likeness, free, begin, search.progress, least) for begin in (given, found)]
+    raced = [_climb(likeness, free, begin, search.progress, least) for begin in (identity, guess)]
     begins = [max(raced, key=likeness.value), *({atom: draw(atom) for atom in free} for _ in range(starts - 1))]
     best, most = {}, -math.inf
     for begin in begins:
@@ -84,7 +84,7 @@ def _climb(
     progress: Progress | None,
     least: float = _LEAST,
 ) -> dict[Atom, list[int]]:
-    """Return the orders that no change of a single width's makes better, from a start on.
+    """Return the orders, from a start, that no change of a single width improves.
 
     Ainsworth et al., "Git Re-Basin" (ICLR 2023), algorithm 1: all widths but one are held, and the best order of that
     one is a linear assignment. A step is taken only if the fit improves, so that it ends. A width is looked at again
@@ -116,7 +116,7 @@ def _climb(
 
 
 def assignment(gain: Tensor) -> list[int]:
-    """For each row another column, so that the sum of the chosen entries is as large as it can be.
+    """Return another column for each row, with the largest sum of the entries.
 
     >>> assignment(torch.tensor([[1.0, 5.0], [4.0, 6.0]]))
     [1, 0]

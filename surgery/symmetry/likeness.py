@@ -1,4 +1,4 @@
-"""Compare two models position by position of their widths: by weights, and by what their layers read."""
+"""Compare the positions of two models' widths by weights, or by what layers read."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -14,11 +14,11 @@ from surgery.width.replay import read_batch
 from surgery.width.solve import Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, occurrences
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
-_JOINT = 4096  # positions of several axes of one tensor that are compared as those of one axis
+_JOINT = 4096  # positions of several axes of one tensor that are compared like one axis
 
 
 class Weights:
-    """The likeness of two models' parameters: the inner product of those of the one and of the other.
+    """The likeness of two models' parameters: their inner product.
 
     Gains are in the parameters' precision, single at least, and values in float64.
 
@@ -65,13 +65,13 @@ class Weights:
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axis = self.places[name][dim]
-            one, two = (view(_at_least_single(_rows(t, dim, axis, atom)).cpu()) for t in (self.a[name], other(name)))
-            pairs.append((one, two))
+            left, right = (view(_at_least_single(_rows(t, dim, axis, atom)).cpu()) for t in (self.a[name], other(name)))
+            pairs.append((left, right))
         _add_products(result, pairs)
         return result
 
     def _update_gain(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
-        """Return the gain in the order of some other widths, from that in another one: what did not move stays."""
+        """Return the gain in another order of some widths, updated where they moved."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axes, a, b = self.places[name], self.a[name], self.b[name]
@@ -90,8 +90,8 @@ class Weights:
             else:
                 old, new = self._reorder(name, before), self._reorder(name, after)
             difference = _at_least_single(new) - _at_least_single(old)
-            one, two = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
-            pairs.append((one, two))
+            left, right = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
+            pairs.append((left, right))
         _add_products(gain, pairs)
         return gain
 
@@ -101,16 +101,19 @@ class Weights:
 
 
 def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add the products of matrices and transposed others; narrow ones together, since each goes through the result."""
+    """Add the products of pairs of matrices, the second transposed.
+
+    Narrow pairs are joined, since each product runs over the whole result.
+    """
     narrow = []
-    for one, two in pairs:
-        if one.shape[1] < len(result):
-            narrow.append((one, two))
+    for left, right in pairs:
+        if left.shape[1] < len(result):
+            narrow.append((left, right))
         else:
-            result.addmm_(one.to(result), two.T.to(result))
+            result.addmm_(left.to(result), right.T.to(result))
     if narrow:
-        one, two = (torch.cat(rows, 1).to(result) for rows in zip(*narrow))
-        result.addmm_(one, two.T)
+        left, right = (torch.cat(rows, 1).to(result) for rows in zip(*narrow))
+        result.addmm_(left, right.T)
 
 
 def _at_least_single(tensor: Tensor) -> Tensor:
@@ -122,14 +125,15 @@ def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:
     if axis is atom:
         return tensor.movedim(dim, 0).reshape(atom.size, -1)
     where = occurrences(axis, atom)
-    found = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
-    return found.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
+    rows = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
+    return rows.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
 
 
 class Activations:
-    """The likeness of what two models' layers read: the correlation over samples, positions and batches.
+    """The likeness of what two models' layers read: the correlation over samples.
 
-    Li et al., "Convergent Learning" (2016). Each axis that layers read has one matrix, the sum over all that read it.
+    Positions and batches count as samples. Li et al., "Convergent Learning" (2016). Each axis that layers read has one
+    matrix, the sum over all that read it.
     """
 
     def __init__(
@@ -140,17 +144,18 @@ class Activations:
         self._joints: dict[Axes, Axis] = {}
         for number, batch in enumerate(batches):
             seen = [self._read(solution, model, batch, free, number) for model in models]
-            for key, one in seen[0].items():
-                two = seen[1][key]
-                new = [one @ two.T, one.sum(1), two.sum(1), one.square().sum(1), two.square().sum(1)]
-                new.append(torch.tensor(float(one.shape[1]), dtype=torch.float64))
+            for key, first in seen[0].items():
+                second = seen[1][key]
+                new = [first @ second.T, first.sum(1), second.sum(1), first.square().sum(1), second.square().sum(1)]
+                new.append(torch.tensor(float(first.shape[1]), dtype=torch.float64))
                 moments[key] = [a + b for a, b in zip(moments[key], new)] if key in moments else new
         together: dict[Axis, Tensor] = {}
-        for key, (cross, one, two, ones, twos, n) in moments.items():
+        for key, (cross, first, second, first_squares, second_squares, n) in moments.items():
             spread = [
-                (square / n - (total / n) ** 2).clamp(min=0).sqrt() for square, total in ((ones, one), (twos, two))
+                (square / n - (total / n) ** 2).clamp(min=0).sqrt()
+                for square, total in ((first_squares, first), (second_squares, second))
             ]
-            covariance = cross / n - torch.outer(one / n, two / n)
+            covariance = cross / n - torch.outer(first / n, second / n)
             scale = torch.outer(*spread)
             correlation = torch.where(scale > 1e-12, covariance / scale.clamp(min=1e-12), 0)
             together[self.axes[key]] = together.get(self.axes[key], 0) + correlation
@@ -181,8 +186,8 @@ class Activations:
         return sum(self.of[axis][range(axis.size), place(axis, choice)].sum().item() for axis in axes)
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
-        """Return what matrix products and convolutions read along free widths, as [positions, samples]."""
-        found: dict[tuple[int, int], Tensor] = {}
+        """Return what products and convolutions read along widths: [positions, samples]."""
+        reads: dict[tuple[int, int], Tensor] = {}
 
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
             dims = [dim for dim, axis in enumerate(axes) if free & set(atoms(axis))]
@@ -193,11 +198,11 @@ class Activations:
                 return
             rows = as_real(tensor.detach()).movedim(dims, [*range(len(dims))]).reshape(axis.size, -1)
             rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
-            found[place] = rows.double().cpu()
+            reads[place] = rows.double().cpu()
             self.axes[place] = axis
 
         read_batch(model, batch, solution, keep, where=f"batches[{number}]", by="activations")
-        return found
+        return reads
 
     def _joint(self, axes: Axes) -> Axis:
         """Return one axis for some: always the same one for the same axes."""
@@ -208,14 +213,17 @@ class Activations:
 
 
 def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
-    """Return by atom those that lie along a tensor with it; itself where it lies along one more than once."""
-    found: dict[Atom, set[Atom]] = {}
+    """Return by atom the atoms that share a tensor with it.
+
+    It is one of them if it lies along a tensor more than once.
+    """
+    neighbours: dict[Atom, set[Atom]] = {}
     for axes in places:
         along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))
         for atom in along:
             again = sum(_degree(axis, atom) for axis in axes) > 1
-            found.setdefault(atom, set()).update(other for other in along if other is not atom or again)
-    return found
+            neighbours.setdefault(atom, set()).update(other for other in along if other is not atom or again)
+    return neighbours
 
 
 def _degree(axis: Axis, atom: Atom) -> int:

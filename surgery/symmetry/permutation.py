@@ -1,4 +1,4 @@
-"""The permutation symmetry of a network: its widths in another order, and its outputs as before."""
+"""Reorder the widths of a network so that its outputs stay as before."""
 
 import difflib
 import logging
@@ -30,7 +30,7 @@ def permute(
     example: Any,
     output: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """Copy any module with the positions of hidden widths in another order; the copy computes the same outputs.
+    """Copy any module with its hidden widths in another order and the same outputs.
 
     Every tensor that lies along a width is put in order along it: what makes its features, the norm after it, what
     reads them, and all that is added to it. Heads of an attention and groups of a convolution are a width, and the
@@ -39,14 +39,14 @@ def permute(
     Args:
         model: any module; it is not changed.
         permutations: by width the present positions in their new order: `[2, 0, 1]` puts position 2 first. A width is
-            named by an axis that it has for its own, `layer1.conv.weight:0`; of an axis along which several lie a third
-            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names,
-            and why some widths cannot be put in another order. Other widths keep theirs.
-        by: in place of permutations, scores by width as `surgery.pruning.importance` gives them: the positions with the
-            highest come first, of equal ones those that did. One network then serves every width: `narrow(sorted, r,
-            x)` is `narrow(model, r, x, scores=by)` up to the order of positions, for every share r (Cai et al.,
-            "Once-for-All", ICLR 2020, section 3.3). Widths without scores keep their order, as do those whose order
-            matters.
+            named by an axis of its own, `layer1.conv.weight:0`. If several widths lie along an axis, a third number
+            says which one, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names, and why some
+            widths cannot be put in another order. Other widths keep their order.
+        by: in place of permutations, scores by width as `surgery.pruning.importance` gives them. The positions with the
+            highest scores come first; positions with equal scores keep their order. One network then serves every
+            width: `narrow(sorted, r, x)` is `narrow(model, r, x, scores=by)` up to the order of positions, for every
+            share r (Cai et al., "Once-for-All", ICLR 2020, section 3.3). A width keeps its order if it has no scores,
+            or if its order matters.
         example: an input, as for `surgery.narrow`. One forward pass shows the widths, on the meta device if possible.
         output: what of the output has to stay the same, as for `surgery.narrow`.
 
@@ -94,7 +94,10 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
 
 
 def _best_first(solution: Solution, scores: Scores) -> Choice:
-    """Return the positions of widths with scores, from the highest score on; a width whose order matters keeps it."""
+    """Return the positions of widths by descending score.
+
+    Widths are left out if their order matters.
+    """
     widths = named_widths(solution)
     return {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
@@ -106,21 +109,21 @@ def _best_first(solution: Solution, scores: Scores) -> Choice:
 def trace_and_solve(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
 ) -> tuple[nn.Module, Solution]:
-    """Return the model as it was traced, on the meta device if it can run there, and what the trace shows."""
+    """Return the model as it was traced, on the meta device if possible, and its axes."""
     check_runs(model, example, who)
     seen = trace_model(model, example, output)
     return seen.model, solve(seen.found)
 
 
 def _places(solution: Solution) -> dict[str, Atom]:
-    """Return the widths by every name that they could have: that of each axis where they lie."""
-    found = {}
+    """Return the widths by each name that they could have, one for each axis."""
+    widths_by_name = {}
     for key, axes in solution.tensors.items():
         for position, axis in enumerate(axes):
             parts = parts_of(axis)
             for number, atom in enumerate(parts):
-                found[f"{join(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
-    return found
+                widths_by_name[f"{join(*key)}:{position}" + (f":{number}" if len(parts) > 1 else "")] = atom
+    return widths_by_name
 
 
 def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
@@ -135,16 +138,16 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
     return places[name]
 
 
-def _order(name: str, atom: Atom, given: Any) -> list[int]:
+def _order(name: str, atom: Atom, value: Any) -> list[int]:
     try:
-        order = torch.as_tensor(given)
+        order = torch.as_tensor(value)
         whole = not order.is_floating_point() and order.dtype != torch.bool
-        found = order.tolist() if whole else None
+        positions = order.tolist() if whole else None
     except (TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(f"the permutation of {name!r}: {first_line(error)}", code="argument") from error
-    if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
+    if order.shape != (atom.size,) or positions is None or sorted(positions) != list(range(atom.size)):
         raise SurgeryError(
-            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(given)[:60]}",
+            f"the permutation of {name!r} must hold each of 0 to {atom.size - 1} once, got {str(value)[:60]}",
             code="argument",
         )
-    return found
+    return positions

@@ -27,13 +27,13 @@ def repair(
     ends: Sequence[nn.Module] = (),
     weights: Sequence[float] | Tensor | None = None,
 ) -> nn.Module:
-    """Return a copy whose features have the statistics they should have, for a model whose weights were averaged.
+    """Return a copy of an averaged model with the right statistics of its features.
 
     The mean of two models' running variances is not the variance that the mean of their weights has: features cancel,
     and it is smaller, layer by layer (Jordan et al., "REPAIR", ICLR 2023, section 3). With the statistics of the
     averaged model itself every channel has the mean and the variance that its norm says. A model without batch norm
-    needs the `ends`: each channel of what linear layers and convolutions give, but for the last one, is then scaled and
-    shifted so that its mean and its standard deviation are the weighted means of those in the ends (section 3.2).
+    needs the `ends`: each channel that a linear layer or convolution gives, but for the last layer, is then scaled and
+    shifted. Its mean and its standard deviation become the weighted means over the ends (section 3.2).
 
     Args:
         model: with batch norms, or with `ends`; it is not changed.
@@ -62,8 +62,10 @@ def repair(
     norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     if ends or weights is not None:
         if norms or not ends:
-            what = "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
-            raise SurgeryError(f"{type(model).__name__} {what}", code="argument")
+            problem = (
+                "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
+            )
+            raise SurgeryError(f"{type(model).__name__} {problem}", code="argument")
         return _rescale(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(f"{type(model).__name__} has no norm with statistics: give its `ends`", code="unsupported")
@@ -92,18 +94,18 @@ def repair(
 
 
 def _run(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Run a model on each batch; SurgeryError if there is none, or if it does not run on one."""
+    """Run a model on each batch; SurgeryError if there is none or one fails."""
     number = -1
     for number, batch in enumerate(batches):
-        what = f"{type(model).__name__} does not run on batches[{number}]"
-        with explain(what, "; give inputs without labels, two or more in a batch"):
+        problem = f"{type(model).__name__} does not run on batches[{number}]"
+        with explain(problem, "; give inputs without labels, two or more in a batch"):
             call(model, copy_tensors(batch))
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one", code="argument")
 
 
 class _Moments:
-    """The count, the sum and the sum of squares of each channel that a layer gives, and how often it ran."""
+    """The count, sum and sum of squares of a layer's channels, and its number of runs."""
 
     def __init__(self, layer: nn.Module):
         self.runs, self._after = 0, -1 if isinstance(layer, nn.Linear) else 1  # the axis of channels
@@ -121,21 +123,21 @@ class _Moments:
 
 
 def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> dict[str, _Moments]:
-    """Of the layers of these names, in the order in which they end."""
-    found: dict[str, _Moments] = {}
+    """Return the moments of these layers, in the order in which they end."""
+    moments: dict[str, _Moments] = {}
     layers = {name: model.get_submodule(name) for name in names}
 
-    def kept(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda *call: found.setdefault(name, _Moments(layers[name]))(*call)
+    def record(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda *call: moments.setdefault(name, _Moments(layers[name]))(*call)
 
-    hooks = [layer.register_forward_hook(kept(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
     try:
         with in_mode(model, training=False):
             _run(model, batches)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return moments
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -143,7 +145,10 @@ _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
-    """Return the model itself, each layer after those before it; a channel that is constant is only shifted."""
+    """Return the model itself with rescaled layers, one after the other.
+
+    A channel that is constant is only shifted.
+    """
     if weights.ndim != 1:
         raise SurgeryError("repair needs one weight for each of the ends", code="argument")
     for number, end in enumerate(ends):
@@ -160,7 +165,7 @@ def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weight
     seen = [_moments(end, batches, names) for end in ends]
     order = list(seen[0])
     for name in names:
-        if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
+        if name not in seen[0] or any(moments[name].runs != len(batches) for moments in seen):
             raise SurgeryError(f"{name!r} does not run once in a pass: it cannot be set right", code="unsupported")
         weight = model.get_submodule(name)._parameters.get("weight")
         if name != order[-1] and (weight is None or shared[id(weight)] > 1):
@@ -171,7 +176,9 @@ def _rescale(model: nn.Module, batches: list[Any], ends: list[nn.Module], weight
     for name in order[:-1]:
         layer: Any = model.get_submodule(name)
         mean, deviation = _moments(model, batches, [name])[name].mean_and_deviation
-        aim = torch.stack([w * one[name].mean_and_deviation for w, one in zip(weights / weights.sum(), seen)]).sum(0)
+        aim = torch.stack(
+            [w * moments[name].mean_and_deviation for w, moments in zip(weights / weights.sum(), seen)]
+        ).sum(0)
         scale = torch.where(deviation > 1e-12, aim[1] / deviation.clamp(min=1e-12), 1)
         with torch.no_grad():
             weight, bias = layer.weight.cpu().double(), layer.bias.cpu().double()

@@ -1,4 +1,4 @@
-"""Check, step by step, that a wide model computes the same as the model that it grew from."""
+"""Check, step by step, that a wide model computes the same as the narrow one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from surgery.width.steps import Step
 
 
 def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return a copy in this precision and in evaluation mode, with noise on its weights.
+    """Return a copy in a precision, in evaluation mode, with noise on its weights.
 
     Without noise, weights that are 0 would hide differences.
     """
@@ -34,7 +34,7 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def find_change(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
-    """Return the first step of the wide model with a wrong result; None if all are right.
+    """Return the wide model's first step with a wrong result; None if all are right.
 
     A result is right if it equals the model's result with positions repeated. A sum over repeated positions may differ,
     since the code may divide it by their number. So a wrong sum counts only if a later result is wrong, too.
@@ -75,25 +75,28 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 
 
 def find_unwritten(steps: Sequence[Step]) -> list[bool]:
-    """Return for each step whether its result is uninitialised memory, or a view of such memory (even once written)."""
-    found: list[bool] = []
+    """Return for each step whether its result is uninitialised memory.
+
+    A view of such memory counts, even once it is written.
+    """
+    flags: list[bool] = []
     for step in steps:
         rule = RULES.get(step.name)
         source = step.sources[0] if len(step.sources) == 1 and rule and rule.carries else None
-        view = source is not None and not isinstance(source[0], str) and found[source[0]]
-        found.append(view or step.name in _UNWRITTEN)
-    return found
+        view = source is not None and not isinstance(source[0], str) and flags[source[0]]
+        flags.append(view or step.name in _UNWRITTEN)
+    return flags
 
 
 _SUMS = {"sum", "nansum", "norm", "linalg_vector_norm"}
 
 
 class _Compare(Replay):
-    """Compares results with the kept ones, except results of weights alone and uninitialised memory."""
+    """Compares results with earlier ones, but for weights and uninitialised memory."""
 
-    def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
+    def __init__(self, results: list[list[Tensor]], solution: Solution, choice: Choice):
         super().__init__(solution)
-        self.kept, self.solution, self.choice = kept, solution, choice
+        self.kept, self.solution, self.choice = results, solution, choice
         self.summed: int | None = None  # the first sum that differs
         self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), find_unwritten(self.steps))]
 

@@ -51,19 +51,20 @@ def widen(
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """Return a wider copy of a module, floor(rate * C) of every width C, that computes the same in evaluation mode.
+    """Return a wider copy of a module that computes the same in evaluation mode.
 
-    The first C positions are the old ones; those behind repeat them in turn. What reads a width makes up for that:
+    Each width of C positions gets floor(rate * C) of them. The first C positions are the old ones; the others repeat
+    them in turn. What reads a width makes up for that:
 
     - `copy`: each of k copies is read with 1/k of the weight (Chen et al., "Net2Net", ICLR 2016, section 3.1);
     - `zero`: copies are read with weight 0, so that every old number stays: the plan cuts the model out again bit for
       bit, and so does `narrow` with 1/rate if every width has grown.
 
-    The wide model runs once on the example in float64 (in float32, and compared less strictly, if the model does not
-    run in float64) beside the old one, and every operation is compared. A width
-    stays as it is where an operation would compute something else. A norm over a width (layer norm, group norm) allows
-    whole multiples only, since then its mean and variance stay. A table that is tied to a head makes its width and
-    reads it, with one tensor, so that this width stays as it is.
+    The wide model runs once on the example in float64 beside the old one, and every operation is compared. If the model
+    does not run in float64, both run in float32 and are compared less strictly. A width stays as it is where an
+    operation would compute something else. A norm over a width (layer norm, group norm) allows whole multiples only,
+    since then its mean and variance stay. A table that is tied to a head makes its width and reads it, with one tensor,
+    so that this width stays as it is.
 
     Args:
         model: any module with weights; it is not changed.
@@ -73,13 +74,13 @@ def widen(
         keep: patterns of modules whose tensors stay as they are, as for `surgery.narrow`.
         heads: `drop` repeats heads of an attention, the inverse of `narrow(..., heads="drop")`. With `inside` they stay
             as they are, and so does their width: the products of queries and keys would grow.
-        noise: this share of a tensor's standard deviation is added as normal noise to weights that make new positions,
-            so that these learn something of their own. In mode `zero` outputs stay the same unless a norm runs over the
-            width; in mode `copy` they change by that little.
+        noise: the standard deviation of normal noise, as a share of the tensor's own, that is added to weights that
+            make new positions, so that these learn something different. In mode `zero` outputs stay the same unless a
+            norm runs over the width; in mode `copy` they change slightly.
         generator: of the noise, on the CPU.
         output: what of the output has to keep its shape, as for `surgery.narrow`.
-        strict: whether a hidden width that stays as it is is an error, and a tensor as long as one that grows which the
-            example does not use; otherwise they are logged with the reason.
+        strict: whether a hidden width that does not grow is an error, and so is a tensor that the example does not use
+            and that is as long as a width that grows. Otherwise they are logged with the reason.
 
     Returns:
         The wide module, and the plan of the old model as a part of it: `plan.extract(state(wide))` are the first
@@ -134,8 +135,8 @@ class Readers(NamedTuple):
 
     Attributes:
         of: by (module, attribute) and axis of a tensor of the model the atoms that a product sums along it.
-        computed: (step, atom) where products sum along an axis of which no tensor of the model has a part: both of
-            their factors are computed, as queries and keys are.
+        computed: (step, atom) where products sum along an axis that no tensor of the model has: both of their factors
+            are computed, as queries and keys are.
     """
 
     of: dict[tuple[tuple[str, str], int], set[Atom]]
@@ -144,46 +145,52 @@ class Readers(NamedTuple):
 
 def readers(solution: Solution) -> Readers:
     """Return the readers of every width."""
-    found = Readers({}, [])
+    result = Readers({}, [])
     for number, step in enumerate(solution.steps):
         if step.name == "scaled_dot_product_attention":
-            found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
+            result.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
         pairs = list(factors(step))
         for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
             places = [_find_held(solution, step, which, axis) for which, axis, _ in pairs]
             place = next((place for place in reversed(places) if place and place[1] is not None), None)
             if place is None:
-                found.computed.append((number, atom))
+                result.computed.append((number, atom))
             else:
-                found.of.setdefault(place, set()).add(atom)
-    return found
+                result.of.setdefault(place, set()).add(atom)
+    return result
 
 
 def _find_held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
-    """Return the tensor of the model, and its axis, that an axis of an input of a step is in another layout."""
+    """Return the model's tensor, and its axis, that an axis of a step's input is.
+
+    The tensor may be in another layout there.
+    """
     while axis is not None:
         source: Any = step.sources[which]
         if source is None:
             return None
         tensor = isinstance(source[0], str)
-        made = solution.tensors[source] if tensor else solution.steps[source[0]].outputs[source[1]]
-        place = axis - len(step.inputs[which]) + len(made)  # expand has put axes in front
+        source_axes = solution.tensors[source] if tensor else solution.steps[source[0]].outputs[source[1]]
+        place = axis - len(step.inputs[which]) + len(source_axes)  # expand has put axes in front
         if place < 0:
             return None
         if tensor:
-            return source, place if made[place] is step.inputs[which][axis] else None
+            return source, place if source_axes[place] is step.inputs[which][axis] else None
         before = solution.steps[source[0]]
         rule = RULES.get(before.name)
         if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
             return None
-        axis, step, which = _axis_before(before, made, place), before, 0
+        axis, step, which = _axis_before(before, source_axes, place), before, 0
     return None
 
 
 def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | None:
-    """Return the axis of a step's first input that an axis of its result is; None if it is only a part of one."""
+    """Return the axis of a step's first input that becomes an axis of its result.
+
+    None if the axis is only a part of one.
+    """
     before = step.inputs[0]
     if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):
         order = list(range(len(before)))
@@ -194,8 +201,8 @@ def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | 
             order[i], order[j] = order[j], order[i]
         return order[axis]
     start = 0
-    for place, found in enumerate(after[: axis + 1]):
-        match = next((i for i in range(start, len(before)) if before[i] is found), None)
+    for place, target in enumerate(after[: axis + 1]):
+        match = next((i for i in range(start, len(before)) if before[i] is target), None)
         if place == axis:
             return match
         start = start if match is None else match + 1
@@ -233,7 +240,7 @@ class _Growth:
         values: the state of the model that is to grow.
         model, example: a copy of it, and an input, for which all numbers can be compared.
         solution, demand, chosen: the axes of its trace, what was asked of them, and which widths would shrink by it.
-        choice: the positions of the wide model: those of widths that grow are repeated.
+        choice: the positions of the wide model; a width that grows repeats its positions.
         readers: what reads them.
         rate, mode: as for `widen`.
     """
@@ -256,7 +263,7 @@ class _Growth:
 
     @cached_property
     def outcome(self) -> Plan | tuple[int, Why]:
-        """The plan, if the wide model computes the same; otherwise the first step that does not, and why."""
+        """The plan if the wide model computes the same, else the wrong step and why."""
         if not self.choice:
             return plan_of(self.model, self.values, self.solution, self.choice)
         checked = self._checked.found
@@ -276,7 +283,7 @@ class _Growth:
 
     @property
     def undescribed(self) -> str:
-        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1] if self.choice else ""
 
     @cached_property
@@ -292,12 +299,12 @@ class _Growth:
 
     @cached_property
     def _checked(self) -> Observed[Plan | Divergence]:
-        """The plan with its attributes corrected, on the meta device if the model runs there."""
+        """The plan with corrected attributes, on the meta device if the model runs there."""
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
-            found = check_plan(model, plan, self.solution, self.choice, example)
-            return found.plan if isinstance(found, Checked) else found
+            result = check_plan(model, plan, self.solution, self.choice, example)
+            return result.plan if isinstance(result, Checked) else result
 
         seen = observe(self.model, self.example, check)
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
@@ -305,7 +312,10 @@ class _Growth:
         return seen
 
     def explain_tie(self, module: str) -> str:
-        """Return why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
+        """Return why a module's tied tensor cannot repeat positions; or "".
+
+        Another module reads the width with it.
+        """
         places: dict[int, list[tuple[str, str]]] = {}
         for key, tensor in named_tensors(self.model):
             places.setdefault(id(tensor), []).append(key)
@@ -342,16 +352,16 @@ def _find_growing(
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
-    twin, given = trial(model), vary(example, torch.float64)
+    twin, varied_example = trial(model), vary(example, torch.float64)
     try:
-        trace = trace_in_place(twin, given, output)
+        trace = trace_in_place(twin, varied_example, output)
     except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
-        twin, given = trial(model, torch.float32), vary(example, torch.float32)
+        twin, varied_example = trial(model, torch.float32), vary(example, torch.float32)
         try:
-            trace = trace_in_place(twin, given, output)
+            trace = trace_in_place(twin, varied_example, output)
         except SurgeryError as error:
             raise SurgeryError(f"{error} (in float32; float64 fails, too)", code=error.code) from error
-    example, whole = given, {}
+    example, whole = varied_example, {}
 
     def attempt() -> _Growth:
         solution = solve(trace, whole)
@@ -363,37 +373,37 @@ def _find_growing(
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 
     def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
-        """Return the atoms of the trace that lie along axes of these steps and are one of these widths."""
-        found = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
-        return [raw for raw in found if here.solution.axis_of(raw) in which]
+        """Return the atoms of these widths along axes of these steps of the trace."""
+        raw_atoms = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
+        return [raw for raw in raw_atoms if current.solution.axis_of(raw) in which]
 
-    here = attempt()
-    for atom in here.chosen.sliced:
+    current = attempt()
+    for atom in current.chosen.sliced:
         if atom.order:
             whole.update(dict.fromkeys(of(trace.steps, {atom}), role(f"its order matters: {atom.order}")))
     multiplied = role("two computed tensors are multiplied and summed along it")
-    for number, atom in here.readers.computed:
-        if atom in here.choice:
+    for number, atom in current.readers.computed:
+        if atom in current.choice:
             whole.update(dict.fromkeys(of([trace.steps[number]], {atom}), multiplied))
-    here = attempt()
+    current = attempt()
     for _ in range(_MOST_LEFT):
-        if isinstance(here.outcome, Plan):
-            return here
-        number, why = here.outcome
+        if isinstance(current.outcome, Plan):
+            return current
+        number, why = current.outcome
         modules = alike(twin, trace.steps[number].module)
-        found = (
-            of(same_code(twin, trace.steps, number), here.choice.keys())
+        stuck_atoms = (
+            of(same_code(twin, trace.steps, number), current.choice.keys())
             # where nothing grows there, an attribute is wrong for what does in that module, or in its layers
-            or of([step for step in trace.steps if step.module in modules], here.choice.keys())
-            or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], here.choice.keys())
+            or of([step for step in trace.steps if step.module in modules], current.choice.keys())
+            or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], current.choice.keys())
         )
-        if not found:
+        if not stuck_atoms:
             raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}: give keep=[...]", code="run")
-        whole.update(dict.fromkeys(found, why))
-        here = attempt()
+        whole.update(dict.fromkeys(stuck_atoms, why))
+        current = attempt()
     raise SurgeryError(
         f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-        f"of its code. {list_whole(model, here.whole, 'grow')}\nLeave these modules, and those that "
+        f"of its code. {list_whole(model, current.whole, 'grow')}\nLeave these modules, and those that "
         "share widths with them, as they are with keep=[...]",
         code="run",
     )
@@ -410,11 +420,11 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
             continue
         new = torch.zeros(values[name].shape, dtype=torch.bool)
         for axis, along in enumerate(growth.solution.tensors[key]):
-            made = growth.choice.keys() - growth.readers.of.get((key, axis), set())
-            copies = shares(along, made, growth.choice, "zero") == 0
+            made_widths = growth.choice.keys() - growth.readers.of.get((key, axis), set())
+            copies = shares(along, made_widths, growth.choice, "zero") == 0
             new |= copies.view([-1 if i == axis else 1 for i in range(new.ndim)])
-        drawn = torch.randn(values[name].shape, generator=generator) * noise * old[name]
-        values[name].add_(torch.where(new, drawn, 0).to(values[name]))
+        normal = torch.randn(values[name].shape, generator=generator) * noise * old[name]
+        values[name].add_(torch.where(new, normal, 0).to(values[name]))
 
 
 def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:

@@ -134,7 +134,7 @@ class Attempt:
 
     @property
     def undescribed(self) -> str:
-        """The reason why the configuration does not say the new widths; "" if it does, or if there is none."""
+        """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1]
 
     @cached_property
@@ -143,14 +143,17 @@ class Attempt:
         return with_configuration(seen.model, self.checked.plan, self.solution, self.chosen.choice, seen.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
-        """Return whether the narrow model runs further, with no more widths that keep their size."""
+        """Return whether the narrow model runs further, with no more whole widths."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
 def final(request: Request) -> Attempt:
-    """Return the attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
+    """Return the attempt with a narrow model that runs as predicted.
+
+    Raises SurgeryError as `attempts` does.
+    """
     try:
         return deque(attempts(request), maxlen=1).pop()
     except Unreachable as error:
@@ -158,7 +161,7 @@ def final(request: Request) -> Attempt:
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
-    """Yield attempts, each further than the one before, until the narrow model runs as predicted.
+    """Yield attempts, each further than the last, until one runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck keep their
     size.
@@ -166,22 +169,22 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
     Raises:
         SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
     """
-    here = attempt(request, known)
-    yield here
-    message = here.outcome.message if isinstance(here.outcome, Divergence) else ""
-    while isinstance(stuck := here.outcome, Divergence):
+    current = attempt(request, known)
+    yield current
+    message = current.outcome.message if isinstance(current.outcome, Divergence) else ""
+    while isinstance(stuck := current.outcome, Divergence):
         gc.collect(1)  # copies of the model that earlier attempts have left
-        further = _first_further(here, stuck)
+        further = _first_further(current, stuck)
         if further is None:
-            known = _with_whole(here, stuck, None)
-            if known == here.known:  # these keep their size already, so all widths of the module do
-                known = _with_whole(here, stuck, None, everywhere=True)
-            if request.strict or known == here.known or len(here.known.whole) >= _MOST_WHOLE:
+            known = _with_whole(current, stuck, None)
+            if known == current.known:  # these keep their size already, so all widths of the module do
+                known = _with_whole(current, stuck, None, everywhere=True)
+            if request.strict or known == current.known or len(current.known.whole) >= _MOST_WHOLE:
                 raise SurgeryError(message, code="run")
             further = attempt(request, known)
-        here = further
-        yield here
-        if not here.chosen.choice:
+        current = further
+        yield current
+        if not current.chosen.choice:
             raise SurgeryError(message, code="run")
 
 
@@ -210,71 +213,73 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     return Attempt(request, known, seen, solution, demand, choose(solution, demand))
 
 
-def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
+def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
     """Return the first attempt that gets further.
 
     For it two widths are one, or another digit of one shrinks.
     """
-    known, module = here.known, here.solution.steps[stuck.step].module
-    found = islice(_couplings(here, stuck.step), _COUPLINGS)
-    couplings = [one for coupling in found for one in dict.fromkeys((_repeat(here, module, coupling), coupling))]
+    known, module = current.known, current.solution.steps[stuck.step].module
+    proposals = islice(_couplings(current, stuck.step), _COUPLINGS)
+    couplings = [
+        variant for coupling in proposals for variant in dict.fromkeys((_repeat(current, module, coupling), coupling))
+    ]
     for further in (replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings):
         try:
-            there = attempt(here.request, further)
+            trial = attempt(current.request, further)
         except Unreachable:  # with these widths as one; another way may still reach it
             continue
-        if there.is_further_than(here):
-            return there
-    step, choice = here.solution.steps[stuck.step], here.chosen.choice
-    inputs = [axis for found in step.inputs for axis in found]
+        if trial.is_further_than(current):
+            return trial
+    step, choice = current.solution.steps[stuck.step], current.chosen.choice
+    inputs = [axis for tensor_axes in step.inputs for axis in tensor_axes]
     smaller = [i for i, axis in enumerate(inputs) if size_of(axis, choice) < axis.size]
     for position, axis in enumerate(step.axes()):
         if axis in choice and any(axis in digits(other) for other in inputs if other is not axis):
-            there = attempt(here.request, _with_whole(here, stuck, position))
-            now = there.solution.steps[stuck.step].axes()
-            shrinks = all(size_of(now[i], there.chosen.choice) < now[i].size for i in smaller)
-            if shrinks and there.is_further_than(here):
-                return there
+            trial = attempt(current.request, _with_whole(current, stuck, position))
+            now = trial.solution.steps[stuck.step].axes()
+            shrinks = all(size_of(now[i], trial.chosen.choice) < now[i].size for i in smaller)
+            if shrinks and trial.is_further_than(current):
+                return trial
     return None
 
 
-def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
-    """Yield axes of one size that shrink differently, of what a step's module sees: its code may take them for one
-    width.
+def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
+    """Yield axes of one size in a step's module that shrink differently.
 
-    First the step's own axes with others, the shortest first (a head's share of queries and of values); then the
-    longest two (a head's share computed from the input's channels), and all axes that are as long as these.
+    The module's code may take them for one width. First the step's own axes with others, the shortest first (a head's
+    share of queries and of values); then the longest two (a head's share computed from the input's channels), and all
+    axes that are as long as these.
     """
-    step, choice = here.solution.steps[number], here.chosen.choice
-    found: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
-    for i, other in enumerate(here.solution.steps):
+    step, choice = current.solution.steps[number], current.chosen.choice
+    places: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
+    for i, other in enumerate(current.solution.steps):
         if is_inside(other.module, step.module):
             for position, axis in enumerate(other.axes()):
                 if not is_whole(axis):
-                    found.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(i, position))
-    mine = {axis.size: size_of(axis, choice) for axis in step.axes() if not is_whole(axis)}
-    for size in sorted(mine):
-        first = found[size][mine[size]]
-        yield from (((first, other),) for new, other in found[size].items() if new != mine[size])
-    for size in sorted(found, reverse=True):
-        first, *others = found[size].values()
+                    places.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(i, position))
+    new_sizes = {axis.size: size_of(axis, choice) for axis in step.axes() if not is_whole(axis)}
+    for size in sorted(new_sizes):
+        first = places[size][new_sizes[size]]
+        yield from (((first, other),) for new, other in places[size].items() if new != new_sizes[size])
+    for size in sorted(places, reverse=True):
+        first, *others = places[size].values()
         if others:
             yield ((first, others[0]),)
             if len(others) > 1:
                 yield tuple((first, other) for other in others)
 
 
-def _repeat(here: Attempt, module: str, coupling: Coupling) -> Coupling:
+def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
     """Return a coupling that a module needs, in all modules with its code.
 
     Where widths compete, one that has equal sizes by chance has others when it is another one's turn.
     """
-    steps = here.solution.steps
+    steps = current.solution.steps
     numbers = number_steps(steps)
     names = [*numbers]
 
     def move(place: Place, other: str) -> tuple[Place, int] | None:
-        """Return a place in another module, and how long the axis there is; None where none may shrink."""
+        """Return a place in another module and its axis's length; None if it is whole."""
         around, call, name = names[place.step]
         inside = around[len(module) :].removeprefix(".")
         number = numbers.get((join(other, inside) if inside else other, call, name))
@@ -283,25 +288,25 @@ def _repeat(here: Attempt, module: str, coupling: Coupling) -> Coupling:
             return None
         return Place(number, place.position), axes_there[0].size
 
-    found = [*coupling]
-    for other in alike(here.seen.model, module):
+    pairs = [*coupling]
+    for other in alike(current.seen.model, module):
         for pair in coupling if other != module else ():
             a, b = (move(place, other) for place in pair)
             if a and b and a[1] == b[1]:
-                found.append((a[0], b[0]))
-    return tuple(found)
+                pairs.append((a[0], b[0]))
+    return tuple(pairs)
 
 
-def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """Return what is known if an axis of the step where an attempt is stuck keeps its size, or all of them.
+def _with_whole(current: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
+    """Return the constraints if an axis of the stuck step, or all, keep their size.
 
     With `everywhere` all axes of every step of its module keep their size, but not of steps of the model itself.
     """
-    steps, whole = here.solution.steps, here.known.whole
+    steps, whole = current.solution.steps, current.known.whole
     why = lost(f"the code there does not run with fewer: {stuck.difference}")
     if position is None and splits_interleaved(steps[stuck.step]):
         why = role(SHUFFLED)
     module = steps[stuck.step].module
     numbers = [n for n, step in enumerate(steps) if everywhere and module and step.module == module]
-    found = {(number, position): why for number in [stuck.step, *numbers] if (number, position) not in whole}
-    return replace(here.known, whole={**whole, **found})
+    additions = {(number, position): why for number in [stuck.step, *numbers] if (number, position) not in whole}
+    return replace(current.known, whole={**whole, **additions})

@@ -1,4 +1,4 @@
-"""The numbers of a model's attributes in a narrower one: those that operations took, and labels that none takes."""
+"""Find the numbers of a narrower model's attributes: those read, and labels."""
 
 import math
 import re
@@ -21,7 +21,7 @@ Values: TypeAlias = dict[tuple[str, str], Any]
 def attribute_values(
     model: nn.Module, solution: Solution, choice: Choice, scales: Scales, by_module: Mapping[str, NewSizes]
 ) -> list[Values]:
-    """Return new values of attributes, in the order in which the narrow model is to be run with them.
+    """Return new values of attributes, in the order in which to try them.
 
     Operations have shown which axis has a number as its size, or what the number scales. A label is a number that no
     operation takes: it follows where it says how wide its module is. A number that the code compared with another one
@@ -35,7 +35,7 @@ def attribute_values(
     values: dict[Place, Number] = {}
     for place, value in held.items():
         several = isinstance(value, list | tuple)
-        values |= {place._replace(item=i): one for i, one in enumerate(value)} if several else {place: value}
+        values |= {place._replace(item=i): number for i, number in enumerate(value)} if several else {place: value}
     sizes: dict[str, list[NewSizes]] = defaultdict(list)
     for name, of_module in by_module.items():
         for around in outwards(name):
@@ -56,43 +56,49 @@ def attribute_values(
         for more in ([], _follow_compared(solution, values, known))
     )
     tries = [alone | labels, with_compared | labels, alone]
-    return [one for i, one in enumerate(tries) if one not in tries[:i]]
+    return [new_values for i, new_values in enumerate(tries) if new_values not in tries[:i]]
 
 
 def _read(
     solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
-    asked: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
+    """Yield (expression, new value) of each expression that operations took.
+
+    It is the new size of an axis, the new scale, or the old value.
+    """
+    new_values: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
     stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
         value = evaluate(expression, values)
         lengths: dict[int, set[int]] = merge_sizes(scales.lengths(step) for step in steps)
         if any(solution.steps[step].name != "div" for step in steps):  # by a length as it is the code divides
             lengths = {old: news for old, news in lengths.items() if old != value}
-        if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
-            for part, new in found:
-                asked[part].add(new)
+        if parts := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
+            for part, new in parts:
+                new_values[part].add(new)
             continue
         sizes, scaled = (
             {size_of(axis, choice) for axis in axes},
-            {n for one in steps for n in scales.become(one, value)},
+            {n for step in steps for n in scales.become(step, value)},
         )
         if scaled or (steps and isinstance(value, float)):
-            asked[expression] |= scaled | sizes or {value}
+            new_values[expression] |= scaled | sizes or {value}
         elif len(sizes) == 1:
             yield expression, sizes.pop()
         elif steps:
             stay.append((expression, value))
     # what several share follows if all ask the same
-    yield from ((expression, news.pop()) for expression, news in asked.items() if len(news) == 1)
+    yield from ((expression, news.pop()) for expression, news in new_values.items() if len(news) == 1)
     yield from stay
 
 
 def _lengths_in(
     expression: Expression, lengths: Mapping[int, set[int]], values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield (part, what it becomes) of the largest parts of an expression that are the length of a sum."""
+    """Yield (part, new value) of the largest parts that are lengths of sums.
+
+    They are the lengths of sums.
+    """
     if not isinstance(expression, Place | Operation):
         return
     is_number = isinstance(expression, Place) and (
@@ -109,7 +115,10 @@ def _lengths_in(
 def _follow_compared(
     solution: Solution, values: Mapping[Place, Number], known: Mapping[str, NewSizes]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield what expressions become that the code compared: like a width of their module, or of one around it."""
+    """Yield (expression, new value) of each expression that the code compared.
+
+    It becomes what a width of its module becomes, or of a module around it.
+    """
     for expression in solution.compared:
         old = evaluate(expression, values)
         names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
@@ -124,22 +133,22 @@ def _news(sizes: Sizes, value: Number) -> set[Number]:
     return {new for old, news in sizes.items() if old == value for new in news}
 
 
-def _select_changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
+def _select_changed(held: Mapping[Place, Any], new_numbers: Mapping[Place, Number]) -> Values:
     """Return the attributes with other numbers than they hold."""
     changed: Values = {}
     for place, value in held.items():
         if isinstance(value, list | tuple):
             old: Any = list(value)
-            new: Any = [found.get(place._replace(item=i), one) for i, one in enumerate(value)]
+            new: Any = [new_numbers.get(place._replace(item=i), number) for i, number in enumerate(value)]
         else:
-            old, new = value, found.get(place, value)
+            old, new = value, new_numbers.get(place, value)
         if new != old:
             changed[place.module, place.attribute] = new
     return changed
 
 
 def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> Iterator[tuple[Place, Number]]:
-    """Yield (place, new value) of numbers that no operation takes and that say how wide their module is.
+    """Yield (place, new value) of unread numbers that say how wide their module is.
 
     They are as large as exactly one width of their module, or a scale that an operation of it computes by itself. What
     a configuration says is found by its class, see `surgery.transformers.width`.

@@ -1,4 +1,4 @@
-"""The algebra of axes while it is learnt: which positions of which tensors belong together.
+"""The algebra of axes: learn which positions in which tensors belong together.
 
 An axis is one of three things:
 - an *atom*: n positions about which nothing more is known;
@@ -20,7 +20,7 @@ from surgery.errors import InternalError
 
 
 class Kind(IntEnum):
-    """The kind of a reason, from the one that could be mended most easily to the one that cannot be otherwise."""
+    """The kind of a reason, from the easiest to mend to the firmest."""
 
     LOST = 1
     """An operation cannot be followed: there is no rule for it, or the algebra of axes cannot express what it does."""
@@ -41,7 +41,10 @@ class Kind(IntEnum):
 
 
 class Why(NamedTuple):
-    """A reason, and its kind. Of several reasons the one of the highest kind counts: it holds whatever is mended."""
+    """A reason and its kind.
+
+    Of several reasons the one of the highest kind counts: it holds whatever is mended.
+    """
 
     kind: Kind
     text: str
@@ -53,7 +56,7 @@ def lost(text: str) -> Why:
 
 
 def picked(text: str) -> Why:
-    """Return whether the network tells positions apart by their number, their order or by data."""
+    """Return a reason: positions differ by their number, their order or by data."""
     return Why(Kind.PICKED, text)
 
 
@@ -68,7 +71,7 @@ def place(text: str) -> Why:
 
 
 def firmest(*reasons: Why | None) -> Why | None:
-    """Return the reason that counts, the first of the highest kind; None if there is none.
+    """Return the first reason of the highest kind; None if there is none.
 
     >>> firmest(None, lost("no rule for it"), role("a window slides over it")).text
     'a window slides over it'
@@ -131,7 +134,7 @@ def concatenation(terms: list[Axis]) -> Axis:
 
 
 def digits(axis: Axis) -> list[Axis]:
-    """Return the digits of an axis, with the digits of nested products; a sum is one digit."""
+    """Return the digits of an axis and of nested products; a sum is one digit."""
     axis = find(axis)
     if axis.kind == "product":
         return [digit for part in axis.parts for digit in digits(part)]
@@ -139,7 +142,7 @@ def digits(axis: Axis) -> list[Axis]:
 
 
 def terms(axis: Axis) -> list[Axis]:
-    """Return the terms of an axis, with the terms of nested sums; a product is one term."""
+    """Return the terms of an axis and of nested sums; a product is one term."""
     axis = find(axis)
     if axis.kind == "sum":
         return [term for part in axis.parts for term in terms(part)]
@@ -171,20 +174,23 @@ def is_fixed(axis: Axis) -> bool:
     return all(atom.why for atom in atoms(axis))
 
 
-def mark_grouping(axis: Axis, what: str) -> None:
-    """Mark each position of this axis as a head or a group, computed side by side with the others.
+def mark_grouping(axis: Axis, grouping: str) -> None:
+    """Mark each position of an axis as a head or a group beside the others.
 
     Args:
-        what: "heads" or "groups".
+        grouping: "heads" or "groups".
     """
-    if what not in ("heads", "groups"):
-        raise InternalError(f"mark_grouping: an axis counts 'heads' or 'groups', not {what!r}")
+    if grouping not in ("heads", "groups"):
+        raise InternalError(f"mark_grouping: an axis counts 'heads' or 'groups', not {grouping!r}")
     for digit in digits(axis):
-        digit.grouping = digit.grouping or what
+        digit.grouping = digit.grouping or grouping
 
 
 def split_digit(axis: Axis, major: int) -> tuple[Axis, Axis]:
-    """Split a digit into two, the first of size `major`. The terms of a sum must then form `major` equal groups."""
+    """Split a digit into two, the first of size `major`.
+
+    The terms of a sum must then form `major` equal groups.
+    """
     axis = find(axis)
     minor = axis.size // major
     if axis.kind == "atom":
@@ -240,7 +246,7 @@ def segment(axis: Axis, start: int, stop: int) -> Axis:
 
 
 def unify(a: Axis, b: Axis) -> None:
-    """Note that these two axes are the same, position by position, whichever comes first.
+    """Note that two axes are the same, position by position, in any order.
 
     Their digits and terms are refined until they agree, and what is fixed of one is fixed of both. Axes that cannot be
     brought together are fixed.
@@ -270,7 +276,7 @@ def unify(a: Axis, b: Axis) -> None:
         {("product", "product"): _align_digits, ("sum", "sum"): _align_terms}.get((a.kind, b.kind), _align_mixed)(a, b)
         a, b = find(a), find(b)
         if a is b or (is_fixed(a) and is_fixed(b)):
-            return  # those that do not fit together keep the parts that they have, so that none takes the other's
+            return  # axes that do not fit together keep their own parts, so that none takes the other's
     if a.why:
         fix(b, a.why)
     b.grouping = b.grouping or a.grouping
@@ -299,8 +305,8 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
         rest, others = [axis for axis in old if axis.size], [size for size in sizes if size]
         if prod(axis.size for axis in rest) != prod(others):
             return [Axis(size, role("an empty tensor")) for size in sizes]
-        found = iter(regroup(rest, others))
-        return [next(found) if size else Axis(0, role("an empty tensor")) for size in sizes]
+        nonempty = iter(regroup(rest, others))
+        return [next(nonempty) if size else Axis(0, role("an empty tensor")) for size in sizes]
     if prod(axis.size for axis in old) != prod(sizes):
         raise InternalError(f"regroup: axes {old} have not as many positions as sizes {sizes}")
     queue = [digit for axis in old for digit in digits(axis)]
@@ -346,10 +352,10 @@ def _fits(digits: list[int], sizes: list[int]) -> bool:
     return True
 
 
-def _merge_fixed(found: list[Axis]) -> list[Axis]:
-    """Merge adjacent fixed digits, so that a reshape may mix them: all their positions stay in any case."""
+def _merge_fixed(parts: list[Axis]) -> list[Axis]:
+    """Merge adjacent fixed digits, since a reshape may mix positions that all stay."""
     result: list[Axis] = []
-    for digit in found:
+    for digit in parts:
         if result and is_fixed(digit) and is_fixed(result[-1]):
             # The weakest reason: that one digit belongs to the data says nothing about the other.
             why = min((atom.why for axis in (result[-1], digit) for atom in atoms(axis)), key=lambda why: why.kind)
@@ -360,7 +366,7 @@ def _merge_fixed(found: list[Axis]) -> list[Axis]:
 
 
 def _as_sum(axis: Axis, at: int) -> None:
-    """Turn a product into a sum with a boundary at this position, or where that is inside of the rest, near it.
+    """Turn a product into a sum with a boundary at a position, or near it.
 
     A boundary between positions of the first digit divides that digit: (a + b) * rest is a * rest + b * rest. Another
     one falls into the rest after some position of the first digit; its parts are then used one by one.
@@ -386,14 +392,16 @@ def _align_digits(a: Axis, b: Axis) -> None:
         elif x.size == y.size:
             unify(x, y)
         else:
-            (larger, smaller, mine, other) = (x, y, left, right) if x.size > y.size else (y, x, right, left)
+            larger, smaller, larger_queue, smaller_queue = (
+                (x, y, left, right) if x.size > y.size else (y, x, right, left)
+            )
             if larger.size % smaller.size:
                 for axis in (a, b):
                     fix(axis, lost("cannot be followed through two reshapes that do not fit together"))
                 return
             major, minor = split_digit(larger, smaller.size)
-            mine[:0] = [*digits(major), *digits(minor)]
-            other[:0] = digits(smaller)
+            larger_queue[:0] = [*digits(major), *digits(minor)]
+            smaller_queue[:0] = digits(smaller)
 
 
 def _align_terms(a: Axis, b: Axis) -> None:

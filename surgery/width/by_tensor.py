@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class ByTensor(MutableMapping[Tensor, V]):
-    """Values by tensor; no tensor is kept alive for it. A tensor is itself, whatever its numbers are.
+    """Values by tensor, which is compared by identity and not kept alive.
 
     torch's dictionary of this kind makes several objects to look at one, and a trace looks at each tensor many times.
 
@@ -26,13 +26,13 @@ class ByTensor(MutableMapping[Tensor, V]):
         self._held: dict[int, tuple[ref[Tensor], V]] = {}
 
     def __contains__(self, tensor: Any) -> bool:
-        found = self._held.get(id(tensor))
-        return found is not None and found[0]() is tensor
+        entry = self._held.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
 
     def get(self, tensor: Tensor, default: Any = None) -> Any:
         """Return the value of a tensor, or the default."""
-        found = self._held.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else default
+        entry = self._held.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else default
 
     def __getitem__(self, tensor: Tensor) -> V:
         if tensor not in self:

@@ -50,7 +50,10 @@ class Checked(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The first step at which the narrow model does something else than predicted, whatever its attributes are."""
+    """The first step at which the narrow model does not do what was predicted.
+
+    No values of its attributes mend it.
+    """
 
     step: int
     difference: str
@@ -58,7 +61,10 @@ class Divergence(NamedTuple):
 
 
 class _Diverged(Exception):
-    """At this step the narrow model does something else than predicted; `computed`: it computes with another number."""
+    """A step at which the narrow model does not do what was predicted.
+
+    `computed`: it computes with another number.
+    """
 
     def __init__(self, step: int, message: str, computed: bool = False):
         super().__init__(message)
@@ -73,7 +79,7 @@ def check_plan(
     example: Any,
     held: Mapping[tuple[str, str], Held] = MappingProxyType({}),
 ) -> Checked | Divergence:
-    """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
+    """Return the plan with edits of attributes, or where the narrow model diverges.
 
     It is run with the values of attributes that follow from what operations read, see `attribute_values`.
 
@@ -82,12 +88,12 @@ def check_plan(
     """
     scales = Scales(solution, choice, held)
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
-    kept, tensors = names_by_id(model), dict(named_tensors(model))
-    in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
+    state_names, tensors = names_by_id(model), dict(named_tensors(model))
+    in_state = {key for key, tensor in tensors.items() if id(tensor) in state_names}
     news = {key: new for key, new in _find_filling(solution, scalings).items() if key not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
-    found: list[_Diverged] = []
+    divergences: list[_Diverged] = []
     for values in attribute_values(model, solution, choice, scales, by_module):
         small = plan.build_unchecked(model)
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
@@ -100,36 +106,39 @@ def check_plan(
         narrow = _Predicted(small, solution, choice, scales, scaled, shapes)
         diverged = narrow.difference(example)
         if diverged is None:
-            stay = [one for one in scalings if one.held or (one.step, one.value) in narrow.same]
-            return Checked(checked, [one for one in stay if one.held not in news])
-        found.append(diverged)
-    here = max(found, key=lambda one: one.step)
-    return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
+            stay = [scaling for scaling in scalings if scaling.held or (scaling.step, scaling.value) in narrow.same]
+            return Checked(checked, [scaling for scaling in stay if scaling.held not in news])
+        divergences.append(diverged)
+    furthest = max(divergences, key=lambda error: error.step)
+    return Divergence(furthest.step, str(furthest), _no_way_on(model, solution, choice, furthest))
 
 
 def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
-    """Return what tensors of one number are filled with, if all steps that take the tensor ask for the same."""
-    asked: dict[tuple[str, str], dict[int, set[float | None]]] = {}
-    for one in scalings:
-        if one.held is not None:
-            asked.setdefault(one.held, {}).setdefault(one.step, set()).add(one.new)
-    found = {}
-    for key, by_step in asked.items():
+    """Return the new numbers of tensors, where all steps that take one agree."""
+    new_values: dict[tuple[str, str], dict[int, set[float | None]]] = {}
+    for scaling in scalings:
+        if scaling.held is not None:
+            new_values.setdefault(scaling.held, {}).setdefault(scaling.step, set()).add(scaling.new)
+    fillings = {}
+    for key, by_step in new_values.items():
         takers = {number for number, step in enumerate(solution.steps) if key in step.sources}
         news = set().union(*by_step.values())
         if takers == by_step.keys() and len(news) == 1 and (new := news.pop()) is not None:
-            found[key] = new
-    return found
+            fillings[key] = new
+    return fillings
 
 
 def with_configuration(
     model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any
 ) -> tuple[Plan, str]:
-    """Return a checked plan after which a configuration says the new widths, too; or the plan, and why it cannot."""
+    """Return the plan, with the new widths in the configuration, and any problem.
+
+    The problem says why a configuration cannot express the new widths; "" if it can.
+    """
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
-        found = _Predicted(small, solution, choice).difference(example)
-        return None if found is None else (len(solution.steps) - found.step, str(found))
+        diverged = _Predicted(small, solution, choice).difference(example)
+        return None if diverged is None else (len(solution.steps) - diverged.step, str(diverged))
 
     problems = []
     for follower in followers(model):
@@ -141,7 +150,7 @@ def with_configuration(
 
 
 def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
-    """Return what a narrow model does otherwise than predicted where its tensors and the example are; or ""."""
+    """Return how a narrow model differs from the prediction on its device; or ""."""
     for training, outputs in zip(solution.modes, solution.outputs):
         twin = clone(model)  # a forward pass may leave things behind
         try:
@@ -149,7 +158,7 @@ def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice,
                 shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copy_tensors(example)))]
         except Exception as error:
             return first_line(error)
-        if shapes != [tuple(size_of(axis, choice) for axis in found) for found in outputs]:
+        if shapes != [tuple(size_of(axis, choice) for axis in tensor_axes) for tensor_axes in outputs]:
             return f"the output has the shapes {shapes}"
     return ""
 
@@ -187,7 +196,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 
 
 def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
-    """Return the size of widths in the steps of a step's module, and what they become, if that is not the same.
+    """Return a size that becomes several in a step's module, and what it becomes.
 
     Or [].
     """
@@ -196,12 +205,12 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
         for axis in other.axes():
             if any(atom.makers for atom in atoms(axis)):
                 sizes.setdefault(axis.size, set()).add(size_of(axis, choice))
-    mine = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
-    return [max(mine), *sorted(sizes[max(mine)])] if mine else []
+    torn_sizes = [axis.size for axis in step.axes() if len(sizes.get(axis.size, ())) > 1]
+    return [max(torn_sizes), *sorted(sizes[max(torn_sizes)])] if torn_sizes else []
 
 
 def splits_interleaved(step: Step[Axis]) -> bool:
-    """Return whether an operation divides an axis of several parts, one of them interleaved from parts of its own.
+    """Return whether an operation divides an axis with interleaved parts.
 
     The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
     """
@@ -212,10 +221,10 @@ def splits_interleaved(step: Step[Axis]) -> bool:
 
 
 class _Predicted(Operations):
-    """Compares the operations of the narrow model with the steps of the full one, as they happen.
+    """Compares the narrow model's operations with the full model's steps.
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
-    arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
+    arguments: sizes of axes change as the axes do, factors by a power of an axis's share, and other numbers stay.
 
     Args:
         scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
@@ -240,7 +249,7 @@ class _Predicted(Operations):
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
     def difference(self, example: Any) -> _Diverged | None:
-        """Return the first operation of the narrow model that is not as predicted, or None."""
+        """Return the narrow model's first operation that is not as predicted, or None."""
         last = len(self.solution.steps) - 1
         for training, outputs, returned in zip(self.solution.modes, self.solution.outputs, self.solution.returned):
             try:
@@ -249,7 +258,7 @@ class _Predicted(Operations):
                     output = call(self.small, copy_tensors(example))
             except Exception as error:
                 return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
-            expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
+            expected = [tuple(size_of(axis, self.choice) for axis in tensor_axes) for tensor_axes in outputs]
             if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
                 return _Diverged(min(self.done, last), "the output has another shape")
             if self.origins.of(tensors_in(output)) != returned:  # which an index that was taken for a width has picked
@@ -282,8 +291,8 @@ class _Predicted(Operations):
             for key, value in scalars.items()
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value)
         )
-        for found, tensor in zip(step.outputs, outputs):
-            expected = [size_of(axis, self.choice) for axis in found]
+        for tensor_axes, tensor in zip(step.outputs, outputs):
+            expected = [size_of(axis, self.choice) for axis in tensor_axes]
             left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
             if expected != list(tensor.shape) and not left_empty:
                 message = f"a result of shape {list(tensor.shape)} where {expected} was expected"
@@ -300,7 +309,7 @@ class _Predicted(Operations):
         return result
 
     def _stays(self, tensors: list[Axes]) -> bool:
-        return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
+        return all(size_of(axis, self.choice) == axis.size for tensor_axes in tensors for axis in tensor_axes)
 
     def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], inputs: list[Tensor]) -> None:
         """Check that an argument that was the size of an axis is its new size."""
@@ -314,7 +323,7 @@ class _Predicted(Operations):
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
-        """Return whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
+        """Return whether a number may become another: a size, or a power of a share."""
         if old == new:
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:

@@ -1,4 +1,4 @@
-"""Choose how many positions of each width stay, and which: by the caller's demand and by scores."""
+"""Choose how many positions of each width stay, and which, by demand and scores."""
 
 import difflib
 import math
@@ -80,14 +80,17 @@ class Demand:
         """Return the same demand, with `made` taken from the model's axes."""
         if not any(isinstance(rate, int) for rate in self.rates.values()):
             return self
-        made: dict[tuple[str, Atom], int] = {}
+        lengths: dict[tuple[str, Atom], int] = {}
         for module, axis in solution.made:
             for atom in atoms(axis):
-                made.setdefault((module, atom), axis.size)
-        return replace(self, made=made)
+                lengths.setdefault((module, atom), axis.size)
+        return replace(self, made=lengths)
 
     def count_kept(self, atom: Atom, size: int | None = None) -> int:
-        """Return how many positions of an atom stay; with `size`, how many of `size` positions that shrink with it."""
+        """Return how many positions of an atom stay.
+
+        With `size`: how many of `size` positions that shrink with it.
+        """
         size = atom.size if size is None else size
         if not self.rates:
             return self.share(size, self.rate)
@@ -116,7 +119,7 @@ class Demand:
         return next((pattern for pattern in self.rates if matches(module, pattern)), None)
 
     def rate_of(self, atom: Atom) -> float:
-        """Return the share of a width; SurgeryError if the modules that make it have different shares."""
+        """Return the share of a width; SurgeryError if its makers have several shares."""
         patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
         demanded = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
         rates = {m: rate / self.made[m, atom] if isinstance(rate, int) else rate for m, rate in demanded.items()}
@@ -134,7 +137,7 @@ class Demand:
 
 
 def check_demand(model: nn.Module, demand: Demand) -> Demand:
-    """Return the demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
+    """Return the demand; SurgeryError for wrong options or patterns without a match."""
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop", code="argument")
     if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
@@ -161,7 +164,7 @@ Shares: TypeAlias = float | Mapping[str, float | int]
 
 
 def parse_width(width: Any) -> tuple[float, dict[str, float | int]]:
-    """Return the share of every width, and other shares or numbers of positions by pattern.
+    """Return the share of all widths, and other shares or numbers by pattern.
 
     >>> parse_width(0.5), parse_width({"layer1": 8, "*": 0.5}), parse_width({"layer1": 0.25})
     ((0.5, {}), (0.5, {'layer1': 8}), (1.0, {'layer1': 0.25}))
@@ -209,7 +212,9 @@ widths lie along an axis (heads * head dimension), a second number counts them f
 
 
 class TracedScores:
-    """The caller's scores, kept with axes of a trace: they stay valid if widths are unified later.
+    """The caller's scores by axes of a trace.
+
+    They stay valid if widths are unified later.
 
     Args:
         trace: a trace in which only the forward pass has unified axes.
@@ -233,14 +238,14 @@ class TracedScores:
 
 
 def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]:
-    """Return the widths of a trace as it is now, by name, and for each width its axis in the trace."""
+    """Return the present widths of a trace by name, and the traced axis of each."""
     solution = solve(trace)
     tensor_axes = [axis for along in trace.tensors.values() for axis in along]
     return named_widths(solution), {solution.axis_of(atom): atom for axis in tensor_axes for atom in axes.atoms(axis)}
 
 
 def check_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores") -> dict[str, Tensor]:
-    """Return the scores as float64 tensors; SurgeryError if names or lengths are not the widths'."""
+    """Return scores as float64 tensors; SurgeryError if names or lengths are wrong."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
             f"{option} takes scores by width, as surgery.pruning.importance returns them, got {scores!r}",
@@ -273,9 +278,9 @@ def check_scores(scores: Any, widths: Mapping[str, Atom], option: str = "scores"
 
 
 def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]]:
-    """Return a function that picks the n positions with the highest scores, and of equal scores the first.
+    """Return a function that picks the n positions with the highest scores.
 
-    A width whose order matters (`Atom.order`) keeps its first positions.
+    Of equal scores it takes the first. A width whose order matters (`Atom.order`) keeps its first positions.
     """
 
     def pick(atom: Atom, n: int) -> Sequence[int]:
@@ -287,7 +292,10 @@ def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]
 
 
 def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> Tensor:
-    """Return the scores of an atom; SurgeryError if there are none. An atom of one position needs no scores."""
+    """Return the scores of an atom; SurgeryError if there are none.
+
+    An atom of one position needs no scores.
+    """
     if atom.size == 1:
         return torch.zeros(1)
     if atom not in scores:
@@ -350,13 +358,13 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
 def _check_used(solution: Solution, demand: Demand) -> None:
     """Raise SurgeryError if a pattern of `width` has no effect."""
     for pattern in demand.rates:
-        made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
-        decided = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
+        matched_axes = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
+        decided = [(module, axis) for module, axis in matched_axes if demand.pattern_of(module) == pattern]
         free = [module for module, axis in decided if not is_whole(axis)]
         if any(not any(matches(module, keep_pattern) for keep_pattern in demand.keep) for module in free):
             continue
         why = "no module that it matches makes a width"
-        if made and not decided:
+        if matched_axes and not decided:
             why = "an earlier pattern matches the same modules"
         elif free:
             why = f"keep={list(demand.keep)} keeps all that it matches"
@@ -367,7 +375,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
 
 
 def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
-    """Raise SurgeryError if an axis does not keep the number of positions that the caller asked for.
+    """Raise SurgeryError if an axis does not keep the number of positions asked for.
 
     Axes of inputs and outputs, and axes that `keep` names, are excused, since they must not shrink.
     """
@@ -385,7 +393,7 @@ def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
 
 
 def _why_not(axis: Axis, n: int, size: int, chosen: Chosen) -> str:
-    """Return why an axis cannot keep this number of positions, and which numbers it can keep."""
+    """Return why an axis cannot keep n positions, and which numbers it can keep."""
     if n > axis.size:
         return ": narrow only drops positions, use surgery.widening.widen to add some"
     shrinking = [atom for atom in dict.fromkeys(atoms(axis)) if atom in chosen.sliced]
@@ -409,14 +417,14 @@ def _reasons_to_keep(solution: Solution, demand: Demand) -> dict[Atom, Why]:
     reasons = {}
     for pattern in demand.keep:
         tensors = [tensor_axes for (module, _), tensor_axes in solution.tensors.items() if matches(module, pattern)]
-        made = [axis for module, axis in solution.made if matches(module, pattern)]
-        for axis in (*made, *(axis for tensor_axes in tensors for axis in tensor_axes)):
+        made_axes = [axis for module, axis in solution.made if matches(module, pattern)]
+        for axis in (*made_axes, *(axis for tensor_axes in tensors for axis in tensor_axes)):
             reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
 
 
 def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why]) -> None:
-    """Raise SurgeryError if the caller's positions cut a width that must stay, or the start of an ordered axis."""
+    """Raise SurgeryError if positions cut a fixed width, or an ordered one's start."""
     names = {atom: name for name, atom in named_widths(solution).items()}
     for atom in choice:
         if atom in reasons:
@@ -492,7 +500,7 @@ _Digits: TypeAlias = tuple[Atom | Sum, ...]
 
 
 class _Cover(NamedTuple):
-    """A choice of exactly one digit of each of some products, with the data for its cost."""
+    """A choice of one digit of each of some products, with the data for its cost."""
 
     digits: _Digits
     products: Sequence[_Digits]
@@ -516,7 +524,7 @@ class _Cover(NamedTuple):
         return -heads if self.demand.heads == "drop" else heads, unshrunk, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
-        """Return the distance of the products' new sizes from their shares, relative to their old sizes."""
+        """Return how far the products' new sizes are from their shares, relatively."""
         total = 0.0
         for product in self.products:
             size = math.prod(digit.size for digit in product)
@@ -550,7 +558,7 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
 
 
 def _find_left_out(products: Sequence[_Digits], demand: Demand) -> set[Atom | Sum]:
-    """Return digits that keep their size because no choice takes exactly one digit of each product.
+    """Return digits that stay, since no choice takes exactly one of each product.
 
     The digit that is in most products shrinks (if there are several, the longest). The other digits of these products
     stay. If every digit would shrink some product more than once, all stay.

@@ -1,4 +1,4 @@
-"""Numbers in a model's attributes that are the size of a width or a count of heads or groups.
+"""Numbers in attributes that are the size of a width or count heads or groups.
 
 `new_sizes` says what such numbers become in a narrower model; `layer_edits` sets them in torch's own modules.
 """
@@ -41,15 +41,17 @@ class _Part(NamedTuple):
 
 
 def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
-    """Yield the axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
-    own = digits(axis)
-    stretches: list[Sequence[Axis]] = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
+    """Yield an axis, its stretches of digits, and the same of the digits' terms."""
+    axis_digits = digits(axis)
+    stretches: list[Sequence[Axis]] = [
+        axis_digits[i:j] for i in range(len(axis_digits)) for j in range(i + 1, len(axis_digits) + 1)
+    ]
     for stretch in stretches or [[axis]]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
             is_count = len(stretch) == 1 and bool(grouping_of(stretch[0]))
-            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(own) > 1), old != new)
-    for digit in own:
+            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(axis_digits) > 1), old != new)
+    for digit in axis_digits:
         if isinstance(digit, Sum):
             for term in dict.fromkeys(terms(digit)):
                 yield from _parts(term, choice)
@@ -100,14 +102,14 @@ class NewSizes(NamedTuple):
 
 def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, NewSizes]:
     """Return what each module's tensors and operations say, by module."""
-    found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
+    by_module: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            found[module].add(parts_of(axis), only_changes=False)
+            by_module[module].add(parts_of(axis), only_changes=False)
     known: dict[str, set[Axis]] = defaultdict(set)  # by module the axes of earlier steps
     for place, step in enumerate(solution.steps):
-        sizes = found[step.module]
+        sizes = by_module[step.module]
         others = set(step.axes()) - known[step.module]
         known[step.module] |= others
         for axis in others:
@@ -115,7 +117,7 @@ def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, N
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
         sizes.scales.extend(scales.of(place))
-    return found
+    return by_module
 
 
 def together(several: Iterable[NewSizes]) -> NewSizes:
@@ -140,7 +142,7 @@ def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
 
 
 def renew(value: Any, sizes: Sizes) -> Any:
-    """Return a number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
+    """Return numbers with sizes replaced; None if none changes in exactly one way.
 
     >>> renew(8, {8: {6}}), renew((8, 3), {8: {6}}), renew(8, {8: {6, 4}})
     (6, (6, 3), None)
@@ -154,7 +156,7 @@ def renew(value: Any, sizes: Sizes) -> Any:
 
 
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
-    """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
+    """Yield edits that make attributes of torch's own modules fit their tensors."""
     seen: dict[str, dict[str, Any]] = {}
     modules = dict(named_modules(small))
     for step in solution.steps:
@@ -165,14 +167,14 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
             parts = (atom for axis in step.axes() for atom in atoms(axis))
             numbers["_heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
     for name, module in modules.items():
-        values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
+        values = next((function for kinds, function in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
             if hasattr(module, attribute) and getattr(module, attribute) != value:
                 yield {"do": "set", "module": name, "attribute": attribute, "value": value}
 
 
 def _weight(module: Any) -> Tensor:
-    """Return the weight, or the parameter of its shape from which a hook makes it in every call.
+    """Return the weight, or the parameter from which a hook makes it in every call.
 
     So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
     lies beside it.
@@ -208,7 +210,7 @@ def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: C
 
 
 def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    if "input" in numbers:  # torch may compute it in several operations, none of which takes the shape
+    if "input" in numbers:  # torch may compute it in several operations, and none takes the shape
         return {"normalized_shape": [size_of(a, choice) for a in numbers["input"][-len(module.normalized_shape) :]]}
     return _as_called(module, numbers, choice)
 
@@ -258,7 +260,10 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str,
 
 
 def _renew_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
-    """Return the axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
+    """Return the axis's new size.
+
+    Of a merged axis (instance norm sees batch * channels) only the last digits count.
+    """
     if isinstance(axis, list):
         return [size_of(a, choice) for a in axis]
     parts = digits(axis)

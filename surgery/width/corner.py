@@ -33,7 +33,9 @@ _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for it
 
 
 def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
-    """Copy `small` with the leading corner of the model's weights: `surgery.narrow(model, like=small)`.
+    """Copy `small` with the leading corner of the model's weights.
+
+    This is `surgery.narrow(model, like=small)`.
 
     Args:
         model: any module; it is not changed.
@@ -50,21 +52,21 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     >>> bool((small.weight == net.weight[:, :2]).all()), plan.entries["weight"][0].index
     (True, (None, ((0, 2),)))
     """
-    for name, given in (("model", model), ("like", small)):
-        if not isinstance(given, nn.Module):
+    for name, module in (("model", model), ("like", small)):
+        if not isinstance(module, nn.Module):
             raise SurgeryError(
-                f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model",
+                f"{name} is a module, got a {type(module).__name__}: for a state, load it into its model",
                 code="argument",
             )
-        refuse_compiled(given)
+        refuse_compiled(module)
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     plan = Plan(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
-    if kept := _find_kept_scales(model, small, plan):
-        _log.warning(kept)
+    if warning := _find_kept_scales(model, small, plan):
+        _log.warning(warning)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan
@@ -123,7 +125,7 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
 
 
 def _find_kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
-    """Return which saved numbers the copy takes of the model though they may be scales; "" if there are none.
+    """Return which saved numbers that the copy takes may be scales; "" if none.
 
     They are others in `small`, or powers of a width that it has less of. Statistics of norms are none.
     """
@@ -151,20 +153,20 @@ def _find_kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
 
 
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:
-    """Return the plans of a smaller model with a window on every width that begins at another channel than 0.
+    """Return the plans of a smaller model with a shifted window on every width.
 
     Args:
         model: any module; it is not changed.
         small: a smaller model of the same family, as for `surgery.narrow(model, like=small)`.
-        example: the model's input. One forward pass of the model shows which axes of which tensors are one width; it
-            runs in evaluation mode, on the meta device if the model can.
+        example: the model's input. One forward pass shows which axes of the model's tensors are one width. It runs in
+            evaluation mode, on the meta device if the model can.
 
     Returns:
-        A function from the shift `by` to a plan. Of a width of C channels of which `small` has n the plan holds the
-        channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely, and one
-        whose order matters (`surgery.widths` says why) holds its first n. Channels count, not positions: after a
-        flattened image each channel has as many columns of a linear layer as there are pixels, and of an attention all
-        heads stay, with the window inside each. `by=0` gives the plan of `narrow`.
+        A function from the shift `by` to a plan. If a width has C channels and `small` has n of them, the plan holds
+        the channels (by + i) mod C, i < n, in ascending order. A width that `small` has entirely is held entirely. If
+        the order of a width matters (`surgery.widths` says why), the plan holds its first n channels. Channels count,
+        not positions: after a flattened image each channel has as many columns of a linear layer as there are pixels.
+        All heads of an attention stay, with the window inside each. `by=0` gives the plan of `narrow`.
 
     Raises:
         SurgeryError: if the leading corner that `narrow(model, like=small)` takes is not the first channels of every
@@ -179,7 +181,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     _, base = corner(model, small)
     seen, full = trace_model(model, example), state(model)
     solution = solve(seen.found)
-    where = {join(*key): found for key, found in solution.tensors.items()}
+    where = {join(*key): tensor_axes for key, tensor_axes in solution.tensors.items()}
     wanted, sets = dict(base.small_shapes), []
     for edit in base.edits:
         if edit["do"] != "slice":
@@ -187,13 +189,13 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         else:  # a tensor that is not in the state
             name = join(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
-    kept = _solve([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
+    counts = _solve([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
     def plan(by: int) -> Plan:
-        starts = {atom: 0 if atom.order else by for atom in kept}
-        choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
-        found = plan_of(seen.model, full, solution, choice)
-        return found.with_edits((*sets, *found.edits))
+        starts = {atom: 0 if atom.order else by for atom in counts}
+        choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in counts.items() if n < a.size}
+        window = plan_of(seen.model, full, solution, choice)
+        return window.with_edits((*sets, *window.edits))
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:
@@ -207,54 +209,57 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
 
 def _solve(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
-    """Return how many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis,
-    number).
+    """Return how many positions of each atom stay, by (tensor, axis, number).
 
-    If a width is a product of several digits that may shrink, heads and groups are kept whole.
+    The number is how many positions of the tensor's axis stay. If a width is a product of several digits that may
+    shrink, heads and groups are kept whole.
     """
-    kept: dict[Atom, int] = {}
+    counts: dict[Atom, int] = {}
     for _, axis, n in equations:
-        kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
-    unknown = [equation for equation in equations if not _is_known(equation[1], kept)]
+        counts.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
+    unknown = [equation for equation in equations if not _is_known(equation[1], counts)]
     while unknown:
-        if not sum(_settle(axis, n, kept) for _, axis, n in unknown):
+        if not sum(_settle(axis, n, counts) for _, axis, n in unknown):
             parts = [digit for _, axis, _ in unknown for digit in digits(axis)]
-            groups = [digit for digit in parts if grouping_of(digit) and not _is_known(digit, kept)]
+            groups = [digit for digit in parts if grouping_of(digit) and not _is_known(digit, counts)]
             if not groups:
                 name, axis, n = unknown[0]
                 raise SurgeryError(
                     f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps",
                     code="width",
                 )
-            kept.update({atom: atom.size for atom in atoms(groups[0])})
-        unknown = [equation for equation in unknown if not _is_known(equation[1], kept)]
+            counts.update({atom: atom.size for atom in atoms(groups[0])})
+        unknown = [equation for equation in unknown if not _is_known(equation[1], counts)]
     for name, axis, n in equations:
-        if _new_size(axis, kept) != n:
+        if _new_size(axis, counts) != n:
             why = next(
                 (atom.why.text for atom in atoms(axis) if atom.why), "its widths shrink to other sizes elsewhere"
             )
             raise SurgeryError(
                 f"{axis.size} positions of {name!r} become {n}, and no choice of them does that: {why}", code="width"
             )
-    return kept
+    return counts
 
 
-def _is_known(axis: Axis, kept: dict[Atom, int]) -> bool:
-    return all(atom in kept for atom in atoms(axis))
+def _is_known(axis: Axis, counts: dict[Atom, int]) -> bool:
+    return all(atom in counts for atom in atoms(axis))
 
 
-def _settle(axis: Axis, n: int, kept: dict[Atom, int]) -> bool:
-    """Return whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
+def _settle(axis: Axis, n: int, counts: dict[Atom, int]) -> bool:
+    """Return whether the count of an axis shows the count of one more part.
+
+    `counts` then has it.
+    """
     if isinstance(axis, Atom):
-        kept[axis] = n
+        counts[axis] = n
         return True
-    known = [_new_size(part, kept) for part in axis.parts if _is_known(part, kept)]
-    unknown = [part for part in axis.parts if not _is_known(part, kept)]
+    known = [_new_size(part, counts) for part in axis.parts if _is_known(part, counts)]
+    unknown = [part for part in axis.parts if not _is_known(part, counts)]
     if len(set(unknown)) != 1 or (isinstance(axis, Product) and len(unknown) > 1):
         return False
     n, rest = divmod(n - sum(known), len(unknown)) if isinstance(axis, Sum) else divmod(n, prod(known))
-    return not rest and 0 < n <= unknown[0].size and _settle(unknown[0], n, kept)
+    return not rest and 0 < n <= unknown[0].size and _settle(unknown[0], n, counts)
 
 
-def _new_size(axis: Axis, kept: dict[Atom, int]) -> int:
-    return size_of(axis, {atom: range(kept[atom]) for atom in atoms(axis)})
+def _new_size(axis: Axis, counts: dict[Atom, int]) -> int:
+    return size_of(axis, {atom: range(counts[atom]) for atom in atoms(axis)})

@@ -1,4 +1,4 @@
-"""Sums of products in a trace: where their results flow, and what their factors are computed of.
+"""Sums of products in a trace: where they flow, and what their factors come from.
 
 A number scales a sum if it is multiplied with the sum, or with one of its factors, before something gives the result
 another scale: a softmax, a norm, a division by the length of a vector.
@@ -55,7 +55,7 @@ class Flow:
 
     Attributes:
         contractions: the sums by the number of their step.
-        behind: by step the sums that it takes, by their numbers: those that layers compute up to an addition.
+        behind: by step the numbers of the sums that it takes; sums that layers compute count up to an addition.
         ahead: by step the sums that have its result as a factor; weights count for the sums that layers compute.
         readers: by step the sums of layers that take its result as it is.
     """
@@ -68,32 +68,35 @@ class Flow:
         self.readers: dict[int, set[int]] = {}
         for number, contraction in self.contractions.items():
             for source in self._products(number) if contraction.learned else ():
-                if not self.is_of_weights(source) and (made := self.find_maker(source)) is not None:
-                    self.readers.setdefault(made, set()).add(number)
+                if not self.is_of_weights(source) and (maker := self.find_maker(source)) is not None:
+                    self.readers.setdefault(maker, set()).add(number)
 
     def around(self, number: int) -> set[int]:
-        """Return the numbers of the sums that a step scales, and of layers' sums that take its result as it is."""
+        """Return the sums that a step scales, and layers' sums of its result as it is."""
         return {*self.behind[number], *self.ahead[number], *self.readers.get(number, ())}
 
     def is_normalised(self, contraction: Contraction) -> bool:
-        """Return whether a factor of a sum was divided by its own length, so that the sum is of no other scale."""
+        """Return whether a factor of a sum was divided by its own length.
+
+        Then the sum has no other scale.
+        """
         makers = [self.find_maker(source) for source in self._products(contraction.step)]
         return any(
-            made is not None and (self.steps[made].name in _NORMS or self._by_tensor(made) or self._is_unit(made))
-            for made in makers
+            maker is not None and (self.steps[maker].name in _NORMS or self._by_tensor(maker) or self._is_unit(maker))
+            for maker in makers
         )
 
     def is_cosine(self, contraction: Contraction) -> bool:
-        """Return whether both factors of a sum are vectors of length 1: it is as large whatever their width is."""
+        """Return whether both factors have length 1, so that no width changes the sum."""
         makers = [self.find_maker(source) for source in self._products(contraction.step)]
-        return all(made is not None and self._is_unit(made) for made in makers)
+        return all(maker is not None and self._is_unit(maker) for maker in makers)
 
     def is_of_weights(self, source: Any) -> bool:
         """Return whether a tensor is one of the model, or computed of these alone."""
         return source is not None and (isinstance(source[0], str) or self._weights[source[0]])
 
     def find_maker(self, source: Any) -> int | None:
-        """Return the number of the step that made a tensor, other than by putting it elsewhere."""
+        """Return the step that made a tensor, other than by putting it elsewhere."""
         while _is_step(source):
             step = self.steps[source[0]]
             if not ((rule := RULES.get(step.name)) and rule.carries and step.name not in LOOKUPS):
@@ -108,21 +111,26 @@ class Flow:
     def _is_unit(self, number: int) -> bool:
         """Return whether a step divides vectors by their length."""
         step = self.steps[number]
-        return step.name in ("mul", "div") and any(_is_step(one) and self._lengths[one[0]] for one in step.sources[1:])
+        return step.name in ("mul", "div") and any(
+            _is_step(source) and self._lengths[source[0]] for source in step.sources[1:]
+        )
 
     def _lengths_of_vectors(self) -> list[bool]:
-        """Return by step whether it computes lengths of vectors, or sums, or numbers of these alone."""
-        found: list[bool] = []
+        """Return by step whether it computes lengths of vectors, or from these alone."""
+        flags: list[bool] = []
         for step in self.steps:
             rule, sources = RULES.get(step.name), [source for source in step.sources if _is_step(source)]
             keeps = step.name in _OF_LENGTHS or (rule is not None and rule.carries)
-            found.append(
-                step.name in _LENGTHS or (keeps and bool(sources) and all(found[source[0]] for source in sources))
+            flags.append(
+                step.name in _LENGTHS or (keeps and bool(sources) and all(flags[source[0]] for source in sources))
             )
-        return found
+        return flags
 
     def _factors(self, number: int) -> list[tuple[int, int, list[Any]]]:
-        """Return (input, axis, atoms) of the axes that a step sums together: two, or one of what was multiplied."""
+        """Return (input, axis, atoms) of the axes that a step sums together.
+
+        They are two, or one if the factors were multiplied before.
+        """
         step = self.steps[number]
         if step.name in (ATTENTION, "_cdist_forward"):
             return [(which, len(step.inputs[which]) - 1, [*atoms(step.inputs[which][-1])]) for which in (0, 1)]
@@ -132,12 +140,12 @@ class Flow:
         return [*factors(step)]
 
     def _find_multiplied(self, number: int) -> list[Any]:
-        """Return the sources of two tensors that a sum along one axis multiplies; [] if it sums something else."""
+        """Return the sources of both tensors that a sum along an axis multiplies, or []."""
         step = self.steps[number]
-        dims, made = step.scalars.get("dim"), self.find_maker(step.sources[0])
-        if type(dims) is not tuple or len(dims) != 1 or not step.inputs[0] or made is None:
+        dims, maker = step.scalars.get("dim"), self.find_maker(step.sources[0])
+        if type(dims) is not tuple or len(dims) != 1 or not step.inputs[0] or maker is None:
             return []
-        before = self.steps[made]
+        before = self.steps[maker]
         is_product = before.name == "mul" and len(before.inputs) == 2 and before.sources[0] != before.sources[1]
         return [*before.sources] if is_product else []
 
@@ -160,50 +168,50 @@ class Flow:
             else:
                 along = step.inputs[first][axis]
                 lengths = [(along.size, size_of(along, self.choice))]
-            around = (a for which, _, _ in summed for one in step.inputs[which] for a in atoms(one))
+            around = (a for which, _, _ in summed for input_axis in step.inputs[which] for a in atoms(input_axis))
             heads = {a for a in around if a.grouping == "heads" and not a.why}.difference(parts)
             counted = math.prod(a.size for a in heads), math.prod(size_of(a, self.choice) for a in heads)
             learned = any(map(self.is_of_weights, self._products(number)))
             yield number, Contraction(number, tuple(lengths), counted, learned)
 
     def _flow_on(self) -> list[frozenset[int]]:
-        given: list[frozenset[int]] = []  # by step the sums that its result holds
+        sums: list[frozenset[int]] = []  # by step the sums that its result holds
         taken: list[frozenset[int]] = []
         none: frozenset[int] = frozenset()
         for number, step in enumerate(self.steps):
-            before = [given[one[0]] if _is_step(one) else none for one in step.sources]
+            before = [sums[source[0]] if _is_step(source) else none for source in step.sources]
             carries = step.name not in LOOKUPS and (rule := RULES.get(step.name)) and rule.carries
             several = none.union(*before)
             if number in self.contractions:
                 taken.append(none)
-                given.append(frozenset({number}))
+                sums.append(frozenset({number}))
             elif carries:
                 taken.append(none)
-                given.append(before[0] if before else none)
+                sums.append(before[0] if before else none)
             elif step.name == "div" and self._is_unit(number):
                 taken.append(none)
-                given.append(none)
+                sums.append(none)
             elif step.name in _KEEPS_SCALE:
                 taken.append(several)
-                given.append(frozenset(one for one in several if not self.contractions[one].learned))
+                sums.append(frozenset(n for n in several if not self.contractions[n].learned))
             else:
                 taken.append(none)
-                given.append(none)
+                sums.append(none)
         return taken
 
     def _flow_back(self) -> list[frozenset[int]]:
         ahead = [frozenset[int]() for _ in self.steps]
         for number, step in reversed([*enumerate(self.steps)]):
-            own = self.contractions.get(number)
-            if own is not None:
+            contraction = self.contractions.get(number)
+            if contraction is not None:
                 for which, _, _ in self._factors(number):
                     source = step.sources[which]
-                    if _is_step(source) and (not own.learned or self._weights[source[0]]):
+                    if _is_step(source) and (not contraction.learned or self._weights[source[0]]):
                         ahead[source[0]] |= {number}
             elif ahead[number] and step.name not in _ENDS:
                 for source in filter(_is_step, step.sources):
                     ahead[source[0]] |= {
-                        one for one in ahead[number] if self._weights[source[0]] or not self.contractions[one].learned
+                        n for n in ahead[number] if self._weights[source[0]] or not self.contractions[n].learned
                     }
         return ahead
 

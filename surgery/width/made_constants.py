@@ -1,4 +1,4 @@
-"""Constants that the code makes along a width: whether the narrow model makes the same, less what was cut."""
+"""Check that narrow code makes the full model's constants, less what was cut."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,7 +25,7 @@ def other_constants(
     choice: Choice,
     plan: Plan,
 ) -> list[str]:
-    """Return the widths along which the narrow code's constants are not those kept of the full model's.
+    """Return the widths along which the narrow code makes other constants.
 
     Args:
         model, example, output: as for `surgery.narrow`.
@@ -34,12 +34,12 @@ def other_constants(
     Raises:
         SurgeryError: if such constants lie along heads that are dropped, or other numbers are used there.
     """
-    trace, heads, what, others = seen.found, {atom for atom in choice if atom.grouping == "heads"}, "", []
+    trace, heads, problem, others = seen.found, {atom for atom in choice if atom.grouping == "heads"}, "", []
     small = Trace(plan.build(seen.model), copy_tensors(seen.example), trace.modes, output) if heads else None
     for old, new in zip(solution.steps, small.steps) if small else ():
         plain = {key: value for key, value in old.scalars.items() if key not in old.numbers}
         if heads & _among(old.axes()) and any(new.scalars.get(key) != value for key, value in plain.items()):
-            what = f"computes with other numbers ({old.name} in {old.module or 'the model itself'}) for fewer heads"
+            problem = f"computes with other numbers ({old.name} in {old.module or 'the model itself'}) for fewer heads"
     compared: dict[int, tuple[Axes, set[Atom]]] = {}  # by place of a constant its axes, and the widths to look at
     for place, (constant, along, results) in enumerate(trace.constants):
         its_axes = tuple(map(solution.axis_of, along))
@@ -53,13 +53,13 @@ def other_constants(
         if not unknown and _same_numbers(repeat(full[place][0], its_axes, choice), narrow[place][0]):
             continue
         if cut & heads and (its_axes or not unknown):
-            what = "makes constants for each head (slopes of positions, say), which are others with fewer heads"
-            what += f", or not known ({unknown})" if unknown else ""
+            problem = "makes constants for each head (slopes of positions, say), which are others with fewer heads"
+            problem += f", or not known ({unknown})" if unknown else ""
         elif not unknown:
             others += [name for name, atom in named_widths(solution).items() if atom in cut]
-    if what:
+    if problem:
         raise SurgeryError(
-            f"{type(model).__name__} {what}: the heads that stay would not do what they did. Take "
+            f"{type(model).__name__} {problem}: the heads that stay would not do what they did. Take "
             "heads='inside', or register what is computed from their number as a buffer of its module",
             code="width",
         )
@@ -69,7 +69,7 @@ def other_constants(
 def _constants_of_both(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Plan
 ) -> tuple[tuple[list, list], str]:
-    """Return the constants of passes of both models where these are; or why their numbers are not known."""
+    """Return the constants of both models; or why their numbers are not known."""
     if any(tensor.is_meta for tensor in (*state(model).values(), *tensors_in(example))):
         return ([], []), "meta device"
     try:

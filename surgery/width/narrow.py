@@ -52,7 +52,7 @@ def narrow(
     Give exactly one of three arguments. `width` says how many positions stay. `positions` says which ones stay. `like`
     is a smaller model: its copy gets the first positions of every axis, and nothing runs.
 
-    Without `like`, one forward pass in evaluation mode shows which axes of which tensors are one width. A second pass
+    Without `like`, one forward pass in evaluation mode shows which axes of the tensors are one width. A second pass
     follows in training mode if the model computes something else there. Then the narrow model runs, and each of its
     operations is compared with the prediction of the algebra of axes, so that no wrong model is returned. All passes
     run on the meta device if the model can, which costs little. If an operation has a rule of yours
@@ -144,7 +144,7 @@ def narrow(
 
 
 def _check_one(**ways: Any) -> None:
-    """Raise SurgeryError unless the caller gives exactly one of the arguments that say how narrow the model is."""
+    """Raise SurgeryError unless exactly one argument says how narrow the model is."""
     names = [name for name, value in ways.items() if value is not None]
     if len(names) != 1:
         raise SurgeryError(
@@ -155,7 +155,7 @@ def _check_one(**ways: Any) -> None:
 
 
 def _check_without(way: str, options: Mapping[str, bool]) -> None:
-    """Raise SurgeryError for options without meaning, since the argument `way` alone says which positions stay."""
+    """Raise SurgeryError for options, since `way` alone says which positions stay."""
     if names := [name for name, is_given in options.items() if is_given]:
         raise SurgeryError(
             f"with {way} nothing is left to choose: leave out {', '.join(names)}, or give a width instead",
@@ -165,7 +165,10 @@ def _check_without(way: str, options: Mapping[str, bool]) -> None:
 
 @pause_collector()
 def finish(attempt: Attempt) -> nn.Module:
-    """Return the narrow model. If it misses the request somewhere, log that, or raise SurgeryError with `strict`."""
+    """Return the narrow model.
+
+    If it misses the request somewhere, log that, or raise SurgeryError with `strict`.
+    """
     request = attempt.request
     model, strict = request.model, request.strict
     solution, demand, chosen, plan = attempt.solution, attempt.demand, attempt.chosen, attempt.plan
@@ -188,7 +191,7 @@ def finish(attempt: Attempt) -> nn.Module:
 
 
 def _run_with_user_rules(attempt: Attempt, small: nn.Module) -> None:
-    """Raise SurgeryError if a user's rule is wrong: the narrow model runs on the meta device, but not on the example.
+    """Raise SurgeryError if a user's rule is wrong on the example's device.
 
     On the meta device the `register_fake` of an operation runs, which may accept more than the operation itself.
     """
@@ -214,7 +217,7 @@ def _run_with_user_rules(attempt: Attempt, small: nn.Module) -> None:
 
 
 class Width(NamedTuple):
-    """Axes of tensors that share their positions: a position is kept or dropped on all of them.
+    """Axes that share their positions: all keep or drop a position together.
 
     Attributes:
         size: the number of positions.
@@ -283,7 +286,9 @@ def widths(
     rounding: Rounding = math.ceil,
     output: Callable[[Any], Any] | None = None,
 ) -> Widths:
-    """List the widths of a model, in the order of their first tensors, and how much `narrow` keeps of each.
+    """List a model's widths, and how much `narrow` keeps of each.
+
+    Widths are in the order of their first tensors.
 
     Args:
         model, example, heads, rounding, output: as for `surgery.narrow`.

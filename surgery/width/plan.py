@@ -1,4 +1,4 @@
-"""From a choice of positions to where they lie: on an axis, in a tensor, and in all tensors, which is a plan."""
+"""Turn a choice of positions into places on an axis, in a tensor, and a plan."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -17,17 +17,21 @@ from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 def runs_of(axis: Axis, choice: Choice) -> Runs:
     """Return the positions that stay, as ranges."""
     if isinstance(axis, Atom):
-        kept = choice.get(axis)
-        if kept is None:
+        positions = choice.get(axis)
+        if positions is None:
             return ((0, axis.size),)
-        return ((kept.start, kept.stop),) if isinstance(kept, range) and kept.step == 1 else as_runs(kept)
-    found = [(part.size, runs_of(part, choice)) for part in axis.parts]
+        return (
+            ((positions.start, positions.stop),)
+            if isinstance(positions, range) and positions.step == 1
+            else as_runs(positions)
+        )
+    parts = [(part.size, runs_of(part, choice)) for part in axis.parts]
     if isinstance(axis, Sum):
-        starts = accumulate((size for size, _ in found), initial=0)
-        return merge_ranges((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
+        starts = accumulate((size for size, _ in parts), initial=0)
+        return merge_ranges((start + a, start + b) for start, (_, runs) in zip(starts, parts) for a, b in runs)
     result: Runs = ((0, 1),)
     size = 1
-    for radix, runs in reversed(found):
+    for radix, runs in reversed(parts):
         if result == ((0, size),):
             result = tuple((a * size, b * size) for a, b in runs)
         else:
@@ -45,8 +49,8 @@ def place(axis: Axis, choice: Choice) -> Tensor:
     [4, 6, 0, 2]
     """
     if isinstance(axis, Atom):
-        kept = choice.get(axis)
-        return torch.arange(axis.size) if kept is None else torch.tensor(kept, dtype=torch.long)
+        positions = choice.get(axis)
+        return torch.arange(axis.size) if positions is None else torch.tensor(positions, dtype=torch.long)
     parts = [place(part, choice) for part in axis.parts]
     if isinstance(axis, Sum):
         starts = accumulate((part.size for part in axis.parts), initial=0)
@@ -58,7 +62,7 @@ def place(axis: Axis, choice: Choice) -> Tensor:
 
 
 def repeat(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
-    """Return the tensor with the positions along each axis that a choice says, some of them several times perhaps.
+    """Return a tensor with the chosen positions of each axis, also repeated ones.
 
     >>> width = Atom(2)
     >>> repeat(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
@@ -72,7 +76,9 @@ def repeat(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
 
 
 def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Plan:
-    """Return where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+    """Return the plan that keeps the chosen positions of every tensor.
+
+    Its edits slice the tensors that are not in the state.
 
     Args:
         model: the full model, or a copy of it on the meta device.

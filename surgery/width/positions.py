@@ -20,7 +20,9 @@ Positions: TypeAlias = Mapping[str, Sequence[int] | Tensor]
 
 
 class TracedPositions:
-    """Given positions, followed while more is learnt about the axes of a trace: widths may turn out to be one.
+    """The caller's positions by axes of a trace.
+
+    They stay valid if widths turn out to be one.
 
     Args:
         trace: before anything is unified that the forward pass did not show.
@@ -40,14 +42,14 @@ class TracedPositions:
             )
         widths, traced_axis = traced_widths(trace)
         self._found: list[tuple[str, axes.Axis, list[int]]] = []
-        for name, given in positions.items():
+        for name, numbers in positions.items():
             if name not in widths:
                 raise SurgeryError(
                     f"positions names {name!r}, and the model has no such width: {_near(name, widths)}surgery.widths "
                     "lists all by name",
                     code="name",
                 )
-            self._found.append((name, traced_axis[widths[name]], _check_positions(name, widths[name], given)))
+            self._found.append((name, traced_axis[widths[name]], _check_positions(name, widths[name], numbers)))
 
     def __call__(self, solution: Solution) -> Choice:
         """Return the positions of each atom of a solution of the trace."""
@@ -56,34 +58,34 @@ class TracedPositions:
         for name, traced_axis, where in self._found:
             axis = solution.axis_of(traced_axis)
             held = torch.zeros(axis.size, dtype=torch.long).index_fill(0, torch.tensor(where), 1)
-            found = {atom: counts.nonzero().flatten().tolist() for atom, counts in onto_atoms(axis, held).items()}
-            for atom, kept in found.items():
-                if atom.why and len(kept) < atom.size:
+            axis_choice = {atom: counts.nonzero().flatten().tolist() for atom, counts in onto_atoms(axis, held).items()}
+            for atom, numbers in axis_choice.items():
+                if atom.why and len(numbers) < atom.size:
                     raise SurgeryError(
                         f"positions of {name!r} are fewer than its {axis.size}, and all stay: {atom.why.text}",
                         code="width",
                     )
-                if choice.setdefault(atom, kept) != kept:
+                if choice.setdefault(atom, numbers) != numbers:
                     raise SurgeryError(
                         f"{named[atom]!r} and {name!r} are one width for the code of the model, and keep other "
                         "positions: give them the same",
                         code="argument",
                     )
                 named.setdefault(atom, name)
-            if runs_of(axis, found) != as_runs(where):
+            if runs_of(axis, axis_choice) != as_runs(where):
                 raise SurgeryError(
                     f"positions of {name!r} are not the same in each of its parts, {axis!r}, as they must be",
                     code="width",
                 )
-        return {atom: kept for atom, kept in choice.items() if len(kept) < atom.size}
+        return {atom: numbers for atom, numbers in choice.items() if len(numbers) < atom.size}
 
 
-def as_positions(name: str, size: int, given: Any) -> list[int]:
-    """Return positions as numbers; SurgeryError if they are not distinct, or none of this width."""
-    text = f"{given!r}"
+def as_positions(name: str, size: int, value: Any) -> list[int]:
+    """Return positions as numbers; SurgeryError unless distinct and of this width."""
+    text = f"{value!r}"
     text = text if len(text) <= 60 else f"{text[:60]} ..."
     try:
-        tensor = torch.as_tensor(given)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SurgeryError(
             f"positions of {name!r} are no list of numbers: {first_line(error)}", code="argument"
@@ -102,12 +104,12 @@ def as_positions(name: str, size: int, given: Any) -> list[int]:
     return where
 
 
-def _check_positions(name: str, atom: Atom, given: Any) -> list[int]:
-    """Return the positions as numbers; SurgeryError if they are none that may stay of this width, or not ascending."""
-    where = as_positions(name, atom.size, given)
+def _check_positions(name: str, atom: Atom, value: Any) -> list[int]:
+    """Return positions as numbers; SurgeryError unless ascending and free to stay."""
+    where = as_positions(name, atom.size, value)
     if where != sorted(where):
         raise SurgeryError(
-            f"positions of {name!r} are ascending, got {given!r:.60}: surgery.symmetry.permute puts them in another "
+            f"positions of {name!r} are ascending, got {value!r:.60}: surgery.symmetry.permute puts them in another "
             "order",
             code="argument",
         )

@@ -22,7 +22,7 @@ Number: TypeAlias = int | float
 
 
 class Place(NamedTuple):
-    """The place of a number: an attribute of a module, or an entry of one that is a list.
+    """The place of a number: a module's attribute, or an item of one.
 
     Attributes:
         module: the module's name.
@@ -81,7 +81,7 @@ def places(expression: Expression) -> Iterator[Place]:
 
 
 def invert(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
-    """Return the value of one place that gives an expression this value; None if there is none.
+    """Return the value of a place that gives an expression a value, or None.
 
     >>> width = Place("block", "width")
     >>> three_times = Operation(operator.mul, 3, width)
@@ -132,7 +132,9 @@ _INVERSES: dict[Callable[..., Number], Callable[[Number, Number, bool], Number |
 
 @dataclass
 class Tracking:
-    """A trace in which numbers remember; afterwards they compute plain ones, if a cache has kept some.
+    """A trace in which numbers remember where they come from.
+
+    Afterwards numbers that a cache has kept compute plain ones.
 
     Attributes:
         compared: the expressions of numbers that the code found equal to another one.
@@ -144,7 +146,7 @@ class Tracking:
 
 
 class Tracked:
-    """A number that remembers the expression that it was computed by, and in which trace."""
+    """A number that remembers its expression, and in which trace."""
 
     expression: Expression
     trace: Tracking
@@ -223,16 +225,16 @@ for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
 
 
 def is_custom(module: nn.Module) -> bool:
-    """Return whether a module's numbers are its author's; numbers of torch's own layers are known by their names."""
-    own = type(module).__module__.startswith("torch.nn.")
+    """Return whether a module's numbers are its author's, not torch's own."""
+    is_torch = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
     )
-    return isinstance(module, nn.Transformer) or not (own or known)
+    return isinstance(module, nn.Transformer) or not (is_torch or known)
 
 
 def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
-    """Yield (the dict that holds it, its key, its place) of each number or list of numbers in attributes."""
+    """Yield (dict, key, place) of each number or list of numbers in attributes."""
     looked_at: set[int] = set()  # modules share their configuration
     for name, module in named_modules(model):
         if not is_custom(module):
@@ -259,7 +261,7 @@ def _is_numeric(value: Any) -> bool:
 
 
 def remember(model: nn.Module, trace: Tracking) -> None:
-    """Replace the numbers among a model's attributes by ones that remember their place. The model is changed."""
+    """Replace a model's numbers, in place, by ones that remember where they were."""
     for holder, key, place in numbers(model):
         value = holder[key]
         if isinstance(value, list | tuple):
@@ -271,7 +273,7 @@ def remember(model: nn.Module, trace: Tracking) -> None:
 
 
 def find_tracked(arguments: Iterable[Any], trace: Tracking) -> Iterator[Any]:
-    """Yield the tracked numbers of a trace among a call's arguments, those in lists, dicts and slices included."""
+    """Yield a trace's tracked numbers in a call's arguments, also nested ones."""
     for value in arguments:
         if isinstance(value, Tracked):
             if value.trace is trace:
@@ -291,8 +293,8 @@ def solve_for_places(
 ) -> dict[Place, Number]:
     """Return the new values of places, given what expressions become.
 
-    Expressions of one place alone count first. Of each other one that does not become so with what is known, the place
-    without a new value gets one; if there are several, the one that is a width, and of which it can be computed.
+    Expressions of one place alone count first. If another expression does not get its new value from what is known, its
+    place without a new value gets one. If there are several such places, it is the width that can be computed.
 
     Args:
         equations: (expression, its new value).
@@ -304,22 +306,22 @@ def solve_for_places(
     >>> solve_for_places([(quotient, 8)], {width: 64, heads: 4}, lambda place: place == width)[width]
     32
     """
-    found = {expression: result for expression, result in reversed(equations) if isinstance(expression, Place)}
+    new_values = {expression: result for expression, result in reversed(equations) if isinstance(expression, Place)}
     left = [equation for equation in equations if isinstance(equation[0], Operation)]
     for expression, result in [*left, *left]:  # what one gives another may need
-        known = {**values, **found}
-        unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
+        known = {**values, **new_values}
+        unknown = [place for place in dict.fromkeys(places(expression)) if place not in new_values]
         unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
         if _value(expression, known) == result:
             continue
         options = {place: value for place in unknown if (value := _solve(expression, place, result, known)) is not None}
         if len(options) == 1:  # of a quotient the dividend
-            found |= options
-    return found
+            new_values |= options
+    return new_values
 
 
 def _solve(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
-    """Return the value of one place that gives an expression this value, of the kind that it has; None without one."""
+    """Return a place's value, of its kind, that gives an expression a value; or None."""
     value = invert(expression, unknown, result, values)
     if isinstance(value, float) and isinstance(values[unknown], int):
         value = int(value) if value.is_integer() else None

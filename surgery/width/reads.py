@@ -1,4 +1,4 @@
-"""Read what an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
+"""Read what an operation makes of a number of an attribute: a size or a factor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -48,27 +48,28 @@ def read(
         for key, step in steps.items()
         if any(value in (scalar if isinstance(scalar, tuple) else (scalar,)) for scalar in step.scalars.values())
     ]
-    found: list[Axis] = []
+    axes: list[Axis] = []
     if isinstance(value, int):
         sizes = [size for step in steps.values() for size in step.numbers.values()]
-        given = [axis for size in sizes for axis in (size if isinstance(size, list) else [size])]
+        size_axes = [axis for size in sizes for axis in (size if isinstance(size, list) else [size])]
         placed = list(_find_placed(number, arguments, results, axes_of))
-        made = () if placed or used else [axis for tensor in results for axis in axes_of(tensor)]
-        found = [axis for axis in (*placed, *given, *made) if axis.size == value]
+        result_axes = () if placed or used else [axis for tensor in results for axis in axes_of(tensor)]
+        axes = [axis for axis in (*placed, *size_axes, *result_axes) if axis.size == value]
     # Attention on the meta device computes with the root of its scale: any step of the call may be the one.
-    return Read(number.expression, found, () if found else used or list(steps))
+    return Read(number.expression, axes, () if axes else used or list(steps))
 
 
 def _find_placed(
     number: Any, arguments: Sequence[Any], results: Sequence[Tensor], axes_of: Callable[[Tensor], Axes]
 ) -> Iterator[Axis]:
-    """Yield the axes whose size a number is by its place among a call's arguments; none if the place says nothing.
+    """Yield the axes that an argument is the size of, by its place in a call.
 
-    A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
+    There are none if the place says nothing. A call says the sizes of its result's axes (view), of some of them in a
+    row (unflatten), or of its results (split).
     """
     for several in (arguments, *(value for value in arguments if isinstance(value, list | tuple))):
-        given = [size for size in several if isinstance(size, int) and not isinstance(size, bool)]
-        sizes, places = [plain(size) for size in given], [i for i, size in enumerate(given) if size is number]
+        numbers = [size for size in several if isinstance(size, int) and not isinstance(size, bool)]
+        sizes, places = [plain(size) for size in numbers], [i for i, size in enumerate(numbers) if size is number]
         if len(results) == 1 and places and (several is not arguments or len(sizes) == results[0].ndim):
             shape = list(results[0].shape)
             starts = [i for i in range(len(shape) - len(sizes) + 1) if _fit(sizes, shape[i : i + len(sizes)])]

@@ -19,7 +19,7 @@ _NEAR = 1e-6  # of the largest number: rounding is far below that, another compu
 
 
 class Replay(Watch):
-    """Follows the steps of a trace while a model runs; `done` is the number of the step that comes next."""
+    """Follows a trace's steps while a model runs; `done` is the next step's number."""
 
     def __init__(self, solution: Solution):
         super().__init__()
@@ -42,12 +42,12 @@ class Replay(Watch):
 
 
 def of_weights(steps: Sequence[Step], or_constants: bool = False) -> list[bool]:
-    """Return by step whether it computes something of the model's tensors alone, or of constants."""
-    found: list[bool] = []
+    """Return by step whether it computes from the model's tensors, or constants."""
+    flags: list[bool] = []
     for step in steps:
-        alone = all(_is_of_weights(source, found) for source in step.sources)
-        found.append(alone and (bool(step.sources) or or_constants))
-    return found
+        alone = all(_is_of_weights(source, flags) for source in step.sources)
+        flags.append(alone and (bool(step.sources) or or_constants))
+    return flags
 
 
 def _is_of_weights(source: Any, steps: Sequence[bool]) -> bool:
@@ -82,7 +82,9 @@ def read_batch(
     names: Collection[str] = SUMS,
     or_constants: bool = False,
 ) -> None:
-    """Run a batch, and call `read` with (step, input), the tensor and its axes for all that products read of data.
+    """Run a batch; call `read` with all that products read of data.
+
+    `read` gets (step, input), the tensor and its axes.
 
     Args:
         where, by: what the batch is called in errors, and for what it was given.
@@ -92,29 +94,32 @@ def read_batch(
     Raises:
         SurgeryError: if the model does not run, or computes something else than on the example.
     """
-    reads, what = _Reads(solution, names, or_constants, read), f"{type(model).__name__} does not run on {where}"
+    reads, problem = _Reads(solution, names, or_constants, read), f"{type(model).__name__} does not run on {where}"
     hint = f"; by={by!r} takes batches of inputs, without labels"
-    with explain(what, hint), in_mode(model, training=False), watching(model), reads:
+    with explain(problem, hint), in_mode(model, training=False), watching(model), reads:
         call(model, copy_tensors(batch))
 
 
-def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:
-    """Return whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
-    if expected.shape != found.shape:
+def same(expected: Tensor, actual: Tensor, near: float | None = None) -> bool:
+    """Return whether two tensors are the same but for rounding.
+
+    The difference is less than `near` times the largest number.
+    """
+    if expected.shape != actual.shape:
         return False
-    if found._is_zerotensor():  # one without memory, which must not be read
+    if actual._is_zerotensor():  # one without memory, which must not be read
         return True
-    if found.is_complex() and expected.is_complex():
-        return same(as_real(expected), as_real(found), near)
-    if not found.is_floating_point() or not found.numel():
-        return found.dtype != expected.dtype or bool((found == expected).all())
+    if actual.is_complex() and expected.is_complex():
+        return same(as_real(expected), as_real(actual), near)
+    if not actual.is_floating_point() or not actual.numel():
+        return actual.dtype != expected.dtype or bool((actual == expected).all())
     low, high = expected.aminmax()
     size = max(-low.item(), high.item())
     if not math.isfinite(size):
         size = expected.abs().nan_to_num(0, 0, 0).max().item()
-    near = near or (_NEAR if found.dtype == torch.float64 else 1e-3)
+    near = near or (_NEAR if actual.dtype == torch.float64 else 1e-3)
     atol = near * max(size, 1e-30)
-    low, high = (found - expected).aminmax()
+    low, high = (actual - expected).aminmax()
     if max(-low.item(), high.item()) <= atol:  # several times as fast as `allclose`; False where there are NaNs
         return True
-    return torch.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)
+    return torch.allclose(expected, actual, rtol=0, atol=atol, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Numbers of the code that scale what is summed: which of them follow the length of the sum, and what they become.
+"""Numbers in the code that scale sums: which follow a sum's length, and how.
 
 A network divides the products of queries and keys by the root of their length, multiplies weights by the root of the
 inverse, embeddings by the root of their width. In the code these are plain numbers. Such a number follows if it is, by
@@ -71,23 +71,26 @@ class Held(NamedTuple):
 
 
 def held_numbers(model: nn.Module) -> dict[tuple[str, str], Held]:
-    """Return the numbers that buffers and plain tensors hold, all of their elements the same, by (module, attribute).
+    """Return by (module, attribute) the one number that each untrained tensor holds.
 
-    What is trained is none.
+    These are buffers and plain tensors with all elements the same.
 
     >>> held_numbers(nn.PReLU()), list(held_numbers(nn.BatchNorm1d(1)))
     ({}, [('', 'running_mean'), ('', 'running_var')])
     """
-    found = {}
+    numbers = {}
     for key, tensor in named_tensors(model):
         if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter) and is_of_one_number(tensor):
             precision = max(_NEAR, torch.finfo(tensor.dtype).eps)
-            found[key] = Held(None if tensor.is_meta else tensor.flatten()[0].item(), precision)
-    return found
+            numbers[key] = Held(None if tensor.is_meta else tensor.flatten()[0].item(), precision)
+    return numbers
 
 
 def is_of_one_number(tensor: Tensor) -> bool:
-    """Return whether all elements of a tensor are the same number, but 0; on the meta device a single one is known."""
+    """Return whether all elements of a tensor are one number, but not 0.
+
+    On the meta device only a single element is known to be.
+    """
     if tensor.numel() < 2 or tensor.is_meta or tensor.layout is not torch.strided:
         return tensor.numel() == 1
     first = tensor.flatten()[0]
@@ -95,7 +98,7 @@ def is_of_one_number(tensor: Tensor) -> bool:
 
 
 class Scales:
-    """The numbers of a trace that scale sums, or what will be summed, and what they become.
+    """The numbers of a trace that scale sums or their factors, and their new values.
 
     Args:
         solution, choice: the axes of a model, and which positions stay.
@@ -112,64 +115,69 @@ class Scales:
         self._flow, self._reads = Flow(self.steps, choice), solution.reads
 
     def of(self, number: int) -> Iterator[tuple[float, float]]:
-        """Yield (number, what it becomes) of what a step computes with; attention's default scale is one."""
+        """Yield (number, new value) of what a step computes with.
+
+        The default scale of attention is one.
+        """
         step = self.steps[number]
         for value in (value for value in step.scalars.values() if isinstance(value, float)):
             yield from ((value, new) for new in self.become(number, value))
-            for old, new in {one.lengths[0] for one, before in self.find_scaled(number) if before and not one.learned}:
+            scaled = [contraction for contraction, before in self.find_scaled(number) if before]
+            for old, new in {contraction.lengths[0] for contraction in scaled if not contraction.learned}:
                 if _is(value, old**-0.25):  # the root of the default
                     yield old**-0.5, new**-0.5
-        if step.name == ATTENTION and (own := self._flow.contractions.get(number)):
-            (old, new), *_ = own.lengths
+        if step.name == ATTENTION and (attention := self._flow.contractions.get(number)):
+            (old, new), *_ = attention.lengths
             yield old**-0.5, new**-0.5
 
     def become(self, number: int, value: float) -> set[float]:
-        """Return what a number becomes that a step computes with; nothing if it is no power of a length.
+        """Return the new values of a step's number; none if it is no power of a length.
 
         torch's own attention computes with the root of the number that it is given.
         """
         step = self.steps[number]
-        used = [one for one in step.scalars.values() if type(one) in (int, float)]
-        is_used = value > 0 and any(_is(one, value) or _is(one, math.sqrt(value)) for one in used)
+        used = [scalar for scalar in step.scalars.values() if type(scalar) in (int, float)]
+        is_used = value > 0 and any(_is(scalar, value) or _is(scalar, math.sqrt(value)) for scalar in used)
         options = self.find_scaled(number) if is_used else []
-        found = {new for one, before in options if (new := _renew(value, one, before, step)) is not None}
+        new_values = {new for scaled, before in options if (new := _renew(value, scaled, before, step)) is not None}
         if step.name in ("mul", "div"):
             up = 0.5 if step.name == "mul" else -0.5
-            if not found and any(before and not one.learned for one, before in options):
+            if not new_values and any(before and not scaled.learned for scaled, before in options):
                 # the products of channel attention sum over tokens, and its code takes the width of a head even so
                 last = dict.fromkeys(part for axes in step.inputs if axes for part in (axes[-1], *digits(axes[-1])))
-                found = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
-            found |= {self._size(axis) ** up for axis in self._unit_length(step) if _is(value, axis.size**up)}
+                new_values = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
+            new_values |= {self._size(axis) ** up for axis in self._unit_length(step) if _is(value, axis.size**up)}
             # a sum is divided by how many it has
-            found |= {self._size(axis) for axis in self._find_summed(step) if axis.size == value}
-        return found
+            new_values |= {self._size(axis) for axis in self._find_summed(step) if axis.size == value}
+        return new_values
 
     def find_scaled(self, number: int) -> list[tuple[Contraction, bool]]:
-        """Return the sums that a number scales with which a step computes, and whether it scales one of the factors."""
+        """Return the sums that a step scales, and whether it scales one of the factors."""
         flow = self._flow
-        if own := flow.contractions.get(number):
-            return [] if own.learned or flow.is_cosine(own) else [(own, False)]
+        if contraction := flow.contractions.get(number):
+            return [] if contraction.learned or flow.is_cosine(contraction) else [(contraction, False)]
         if self.steps[number].name not in ("mul", "div"):
             return []
-        found = [(one, False) for one in flow.behind[number]] + [(one, True) for one in flow.ahead[number]]
-        sums = [(flow.contractions[one], before) for one, before in found]
-        return [(one, before) for one, before in sums if not flow.is_cosine(one)]
+        numbers = [(n, False) for n in flow.behind[number]] + [(n, True) for n in flow.ahead[number]]
+        sums = [(flow.contractions[n], before) for n, before in numbers]
+        return [(scaled, before) for scaled, before in sums if not flow.is_cosine(scaled)]
 
     def lengths(self, number: int) -> dict[int, set[int]]:
-        """Return the lengths of what was summed that a step scales, or that a layer is to sum, and what they become.
+        """Return the lengths of sums that a step scales, or feeds, and their new values.
 
         An attribute that is as large as one, and by which the code divides, is that length. Short ones may well be
         something else where a layer has scales in its weights.
         """
-        flow, found = self._flow, dict[int, set[int]]()
+        flow, new_lengths = self._flow, dict[int, set[int]]()
         for axis in self.steps[number].summed:
-            found.setdefault(axis.size, set()).add(self._size(axis))
-        scaled = [one for one, _ in self.find_scaled(number)] if self.steps[number].name in ("mul", "div") else []
-        for one in (*scaled, *(flow.contractions[reader] for reader in flow.readers.get(number, ()))):
-            for old, new in one.lengths:
-                if not one.learned or old >= _LEAST:
-                    found.setdefault(old, set()).add(new)
-        return found
+            new_lengths.setdefault(axis.size, set()).add(self._size(axis))
+        scaled = self.find_scaled(number) if self.steps[number].name in ("mul", "div") else []
+        later = (flow.contractions[reader] for reader in flow.readers.get(number, ()))
+        for contraction in (*(contraction for contraction, _ in scaled), *later):
+            for old, new in contraction.lengths:
+                if not contraction.learned or old >= _LEAST:
+                    new_lengths.setdefault(old, set()).add(new)
+        return new_lengths
 
     def scalings(self) -> Iterator[Scaling]:
         """Yield the numbers that scale a sum whose length changes.
@@ -178,19 +186,23 @@ class Scales:
         are of numbers that were divided by their length.
         """
         numbers = range(len(self.steps))
-        found = [one for number in numbers for one in self._scalings_of_products(number)]
-        right = {one.contraction.step for one in found if one.new is not None}
-        for one in found:
-            own, is_doubled = one.contraction, one.held is None and one.value in (2, -1, -2)  # as in |q - k| ** 2
-            if one.new is not None or not (
-                is_doubled or own.learned or own.step in right or self._flow.is_normalised(own)
+        candidates = [scaling for number in numbers for scaling in self._scalings_of_products(number)]
+        right = {scaling.contraction.step for scaling in candidates if scaling.new is not None}
+        for scaling in candidates:
+            contraction = scaling.contraction
+            is_doubled = scaling.held is None and scaling.value in (2, -1, -2)  # as in |q - k| ** 2
+            if scaling.new is not None or not (
+                is_doubled or contraction.learned or contraction.step in right or self._flow.is_normalised(contraction)
             ):
-                yield one
+                yield scaling
         for number in numbers:
             yield from self._scalings_of_vectors(number)
 
     def _scalings_of_products(self, number: int) -> Iterator[Scaling]:
-        """Yield the numbers with which a step scales sums of products; outputs of layers have no scale of their own."""
+        """Yield the numbers with which a step scales sums of products.
+
+        Outputs of layers have no scale of their own.
+        """
         step = self.steps[number]
         for contraction, before in self.find_scaled(number):
             if contraction.changes and (before or not contraction.learned):
@@ -199,12 +211,12 @@ class Scales:
                     yield Scaling(number, value, new, contraction, key, step.module, self._places(number))
         divides = step.name == "div" and step.inputs[0]
         for value in (v for v in step.scalars.values() if divides and type(v) in (int, float) and v >= _LEAST):
-            for own in (self._flow.contractions[one] for one in self._flow.around(number)):
-                if own.learned and (new := dict(own.lengths).get(value, value)) != value:
-                    yield Scaling(number, value, new, own, None, step.module, self._places(number))
+            for layer_sum in (self._flow.contractions[n] for n in self._flow.around(number)):
+                if layer_sum.learned and (new := dict(layer_sum.lengths).get(value, value)) != value:
+                    yield Scaling(number, value, new, layer_sum, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
-        """Yield the numbers with which a step scales embeddings and vectors of length 1, if they follow."""
+        """Yield numbers that follow with which a step scales embeddings or unit vectors."""
         step = self.steps[number]
         power = 0.5 if step.name == "mul" else -0.5
         for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():
@@ -218,10 +230,10 @@ class Scales:
     def _places(self, number: int) -> list[Place]:
         """Return the attributes that a step's number is computed of."""
         expressions = (read.number for read in self._reads if number in read.steps)
-        return list(dict.fromkeys(place for one in expressions for place in places(one)))
+        return list(dict.fromkeys(place for expression in expressions for place in places(expression)))
 
     def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None, float]]:
-        """Yield (where, number, precision) of what a step scales with: where a tensor holds it, or None."""
+        """Yield (tensor's key or None, number, precision) of what a step scales with."""
         names = step.scalars if step.name in ("mul", "div") else {"alpha", "scale"} & step.scalars.keys()
         for value in (step.scalars[name] for name in names):
             if type(value) in (int, float) and value != 1:
@@ -234,18 +246,18 @@ class Scales:
         return size_of(axis, self.choice)
 
     def _find_maker(self, step: Step[Axis]) -> Step[Axis] | None:
-        made = self._flow.find_maker(step.sources[0]) if step.sources else None
-        return None if made is None else self.steps[made]
+        maker = self._flow.find_maker(step.sources[0]) if step.sources else None
+        return None if maker is None else self.steps[maker]
 
     def _unit_length(self, step: Step[Axis]) -> Iterator[Axis]:
-        """Yield the widths of embeddings, and of vectors that were divided by their length, that a step scales."""
-        made = self._find_maker(step)
-        if made and made.name in LOOKUPS | {"div"}:
-            for found in step.inputs:
-                yield from dict.fromkeys([found[-1], *digits(found[-1])] if found else [])
+        """Yield the widths of embeddings, and of unit vectors, that a step scales."""
+        maker = self._find_maker(step)
+        if maker and maker.name in LOOKUPS | {"div"}:
+            for axes in step.inputs:
+                yield from dict.fromkeys([axes[-1], *digits(axes[-1])] if axes else [])
 
     def _find_summed(self, step: Step[Axis]) -> Sequence[Axis]:
-        """Return the axes that were summed to compute what a step takes, but by layers with weights."""
+        """Return the axes summed in a step's input, except by layers with weights."""
         before = self._find_maker(step)
         by_a_layer = before is not None and before.name in SUMS and any(map(self._flow.is_of_weights, before.sources))
         return () if by_a_layer else step.summed
@@ -279,7 +291,7 @@ def _divisors(contraction: Contraction, before: bool) -> Divisors:
 def _renew(
     value: float, contraction: Contraction, before: bool, step: Step[Axis], precision: float = _NEAR
 ) -> float | None:
-    """Return what a number becomes that scales a sum; None if it is no power of the sum's length."""
+    """Return a number's new value as a sum's scale; None if it is no power of length."""
     if value <= 0 or value == 1:
         return None
     divisor = value if step.name == "div" else 1 / value

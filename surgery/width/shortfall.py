@@ -1,4 +1,4 @@
-"""List what a narrow model keeps whole although it was to shrink, and why, for warnings and refusals."""
+"""List what a narrow model keeps whole against the request, and why."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,18 +51,18 @@ class UnshrunkWidth(NamedTuple):
 
 
 def find_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
-    """Return the hidden widths that keep their size although they were to shrink, with reasons; each width once.
+    """Return the hidden widths that keep their size against the request, with reasons.
 
-    These were not to shrink, so they are left out: outputs that no layer reads (such as classes), features of the
-    input, and with heads="drop" the positions inside heads.
+    Each width is listed once. These were not to shrink, so they are left out: outputs that no layer reads (such as
+    classes), features of the input, and with heads="drop" the positions inside heads.
     """
-    found: list[UnshrunkWidth] = []
+    widths: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # the atoms of these widths
     read, by_layers = find_summed(solution), read_by_layers(solution)
     inside = _inside_heads(solution) if demand.heads == "drop" else set()
-    made = [(module, axis, True) for module, axis in solution.made]
+    made_axes = [(module, axis, True) for module, axis in solution.made]
     held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
-    for module, axis, is_made in made + held:
+    for module, axis, is_made in made_axes + held:
         for part in _not_shrunk(axis, demand, chosen, inside):
             parts = {a for a in atoms(part) if a not in inside and demand.count_kept(a) < a.size}
             shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
@@ -85,17 +85,17 @@ def find_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Unshr
                     places, key=lambda at: (at[0][0] != module, solution.tensors[at[0]][at[1]] is not part)
                 )
                 shape = tuple(axis.size for axis in solution.tensors[key])
-                found.append(UnshrunkWidth(module, join(*key), shape, position, part.size, why))
-    return list({str(width): width for width in found}.values())  # lists an axis of several widths once
+                widths.append(UnshrunkWidth(module, join(*key), shape, position, part.size, why))
+    return list({str(width): width for width in widths}.values())  # lists an axis of several widths once
 
 
 def _inside_heads(solution: Solution) -> set[Atom]:
     """Return the atoms of positions inside heads, where heads can be dropped."""
-    found: set[Atom] = set()
+    inside: set[Atom] = set()
     for product in {product for axes in solution.tensors.values() for axis in axes for product in _products(axis)}:
         if any(atom.grouping == "heads" and not atom.why for digit in product.parts for atom in atoms(digit)):
-            found |= {atom for atom in atoms(product) if atom.grouping != "heads"}
-    return found
+            inside |= {atom for atom in atoms(product) if atom.grouping != "heads"}
+    return inside
 
 
 def _products(axis: Axis) -> Iterator[Product]:
@@ -107,9 +107,9 @@ def _products(axis: Axis) -> Iterator[Product]:
 
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
-    """Yield the axis, or parts of it, that keep all positions although fewer were asked for."""
-    asked = min((demand.count_kept(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
-    if asked == axis.size:
+    """Yield an axis, or parts of it, that keep all positions against the request."""
+    target = min((demand.count_kept(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
+    if target == axis.size:
         return
     if size_of(axis, chosen.choice) == axis.size:
         yield axis
@@ -129,13 +129,13 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
         return INSIDE
     several = sum(any(chosen.why(atom) is INSIDE for atom in atoms(digit)) for digit in digits(axis)) > 1
     if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
-        own = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
-        return own or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
+        reason = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
+        return reason or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
     undone = [why for why in reasons if why.kind is Kind.LOST]  # without these the axis would shrink
     return firmest(*(undone or reasons))
 
 
-def list_whole(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
+def list_whole(model: nn.Module, whole: Sequence[UnshrunkWidth], verb: str = "shrink") -> str:
     """Return a message: which widths keep their size, and why; "" if none does."""
     if not whole:
         return ""
@@ -145,12 +145,12 @@ def list_whole(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "sh
         "its fake quantisers (torch.ao.quantization.FakeQuantize) hold scales of channels that no plan carries: narrow "
         "the model first, then prepare it for quantisation-aware training"
     )
-    first = f"{some} of {type(model).__name__} cannot {what}:"
+    first = f"{some} of {type(model).__name__} cannot {verb}:"
     return _list(first, whole, "; surgery.widths lists all", last * quantised)
 
 
 def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:
-    """Return lines: `first`, up to `_LISTED` items, the number of further items, and `last`."""
+    """Return lines: `first`, up to `_LISTED` items, the number of others, and `last`."""
     lines = [first, *(f"  {item}" for item in items[:_LISTED])]
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
@@ -158,7 +158,7 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
 
 
 def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
-    """Return a message: which numbers stay although the sums that they scale become shorter; "" if there are none."""
+    """Return a message on scales that stay while sums become shorter, or ""."""
     if not constant:
         return ""
     return _list(
@@ -172,7 +172,7 @@ def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
 def unused_tensors(
     solution: Solution, choice: Choice, model: nn.Module, keep: Sequence[str] = (), does: str = "shrink"
 ) -> str:
-    """Return a message: which unused tensors are as long as a width that changes; "" if there are none.
+    """Return a message on unused tensors as long as a width that changes, or "".
 
     Args:
         choice: the positions of the widths that change.
@@ -183,7 +183,12 @@ def unused_tensors(
     if not solution.unused:
         return ""
     moved = {atom for atom, order in choice.items() if list(order) != [*range(atom.size)]}
-    changed = {axis.size for found in solution.tensors.values() for axis in found if moved.intersection(atoms(axis))}
+    changed = {
+        axis.size
+        for tensor_axes in solution.tensors.values()
+        for axis in tensor_axes
+        if moved.intersection(atoms(axis))
+    }
     unused = [
         f"{join(*key)} {tuple(tensor.shape)}"
         for key, tensor in named_tensors(model)
@@ -209,7 +214,7 @@ def unused_tensors(
 
 
 def constants_differ(model: nn.Module, along: Sequence[str]) -> str:
-    """Return a message: constants of the code differ in the narrow model along these widths; "" if there are none."""
+    """Return a message on constants that differ along widths, or ""."""
     if not along:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Solve a trace: put a model's axes into a normal form, which does not change any more.
+"""Solve a trace: put a model's axes into a normal form that does not change.
 
 In the normal form of the axes of `surgery.width.axes` a product's digits are atoms or sums, and a sum's terms are atoms
 or products. Each atom is one object wherever it lies. A *choice* says which positions of each atom stay. The positions
@@ -49,7 +49,7 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """An axis numbered by several digits (a mixed radix number); the last digit changes fastest."""
+    """An axis numbered by digits (a mixed radix number); the last changes fastest."""
 
     parts: tuple["Atom | Sum", ...]
 
@@ -103,7 +103,7 @@ def atoms(axis: Axis) -> Iterator[Atom]:
 
 
 def grouping_of(axis: Axis) -> str:
-    """Return the grouping that all atoms of an axis have; "" if they differ, and for a product."""
+    """Return the grouping of all atoms of an axis; "" if they differ or for a product."""
     groupings = {atom.grouping for atom in atoms(axis)} if not isinstance(axis, Product) else {""}
     return groupings.pop() if len(groupings) == 1 else ""
 
@@ -163,7 +163,9 @@ class Solution:
 
 
 def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -> Solution:
-    """Return the solution of a trace. After axes of the trace were unified, solve it again.
+    """Return the solution of a trace.
+
+    After axes of the trace were unified, solve it again.
 
     Args:
         whole: why atoms of the trace keep their size, if the trace itself has no reason.
@@ -202,7 +204,7 @@ SUMS = {
 
 
 def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
-    """Yield (input, axis, atoms) for both axes that a product in `SUMS` sums over; nothing for other steps."""
+    """Yield (input, axis, atoms) for both axes that a step of `SUMS` sums over."""
     if step.name not in SUMS:
         return
     first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
@@ -220,12 +222,12 @@ def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
 
 
 def find_summed(solution: Solution) -> set[Atom]:
-    """Return the atoms that matrix products and convolutions sum over: the widths that layers read."""
+    """Return the atoms that products and convolutions sum over: layers read them."""
     return {atom for step in solution.steps for _, _, summed in factors(step) for atom in summed}
 
 
 def read_by_layers(solution: Solution) -> set[Atom]:
-    """Return the atoms that a product of features with a tensor of the model sums over.
+    """Return the atoms that a product of features with a model's tensor sums over.
 
     Features are results that weights helped to compute. A fixed function of the input (such as its sines or a one-hot
     code) is not a feature.
@@ -238,7 +240,10 @@ def read_by_layers(solution: Solution) -> set[Atom]:
         return source in solution.parameters if isinstance(source[0], str) else has_weights[source[0]]
 
     def is_feature(source: Any, atom: Atom) -> bool:
-        """Return whether weights helped to compute an atom's positions; in a concatenation, only its part counts."""
+        """Return whether weights helped to compute an atom's positions.
+
+        In a concatenation only the atom's part counts.
+        """
         if not is_of_weights(source) or isinstance(source[0], str) or (step := solution.steps[source[0]]).name != "cat":
             return is_of_weights(source)
         parts = zip(step.sources, step.inputs)
@@ -278,7 +283,7 @@ class Solver:
     def __init__(
         self,
         held: Iterable[Sequence[axes.Axis]] = (),
-        made: Iterable[tuple[str, axes.Axis]] = (),
+        made_axes: Iterable[tuple[str, axes.Axis]] = (),
         ordered: Iterable[tuple[axes.Axis, str]] = (),
         whole: Mapping[axes.Axis, Why] = MappingProxyType({}),
         steps: Iterable[Step[axes.Axis]] = (),
@@ -291,20 +296,20 @@ class Solver:
             for atom in axes.atoms(axis):
                 self._order.setdefault(atom, why)
         self._makers: dict[axes.Axis, dict[str, None]] = {}
-        made = list(made)
+        made_axes = list(made_axes)
         # atoms that are part of a digit in an axis of several digits
         inside = {
             atom
-            for axis in (*(axis for _, axis in made), *(axis for tensor_axes in held for axis in tensor_axes))
+            for axis in (*(axis for _, axis in made_axes), *(axis for tensor_axes in held for axis in tensor_axes))
             for term in axes.terms(axis)
             if len(parts := axes.digits(term)) > 1
             for part in parts
             for atom in axes.atoms(part)
         }
-        for module, axis in made:
+        for module, axis in made_axes:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
-        alone = {axes.find(axis) for _, axis in made} - inside - set(_matrix_counts(steps, self._makers.keys()))
+        alone = {axes.find(axis) for _, axis in made_axes} - inside - set(_matrix_counts(steps, self._makers.keys()))
         self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels that are not part of a head
 
     def __call__(self, axis: axes.Axis) -> Axis:
@@ -348,12 +353,12 @@ class Solver:
         return flat[0] if len(flat) == 1 else Sum(flat)
 
 
-def _matrix_counts(steps: Iterable[Step[axes.Axis]], made: Collection[axes.Axis]) -> Iterator[axes.Axis]:
-    """Yield the atoms that count matrices side by side (such as experts), if these map features to features."""
+def _matrix_counts(steps: Iterable[Step[axes.Axis]], made_atoms: Collection[axes.Axis]) -> Iterator[axes.Axis]:
+    """Yield the atoms that count matrices (as experts) from features to features."""
     for step in steps:
         if step.name in ("bmm", "baddbmm"):
             _, read, features = step.inputs[-1]
-            if all(atom in made for axis in (read, features) for atom in axes.atoms(axis)) and features.size > 1:
+            if all(atom in made_atoms for axis in (read, features) for atom in axes.atoms(axis)) and features.size > 1:
                 yield from axes.atoms(step.outputs[0][0])
 
 
@@ -361,7 +366,10 @@ SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes"
 
 
 def named_widths(solution: Solution) -> dict[str, Atom]:
-    """Return a model's widths by name. The name is of the axis that the width shares with the fewest others."""
+    """Return a model's widths by name.
+
+    The name is of the axis that the width shares with the fewest others.
+    """
     widths = {}
     for atom, members in solution.members.items():
         if atom.size > 1:
@@ -378,7 +386,7 @@ def parts_of(axis: Axis) -> list[Atom]:
 
 
 def occurrences(axis: Axis, atom: Atom) -> Tensor:
-    """Return the places of an atom's positions on an axis, each time that it occurs: [times, atom.size].
+    """Return the places of an atom's positions on an axis: [times, atom.size].
 
     >>> heads, width = Atom(2), Atom(3)
     >>> occurrences(Product((heads, width)), width).tolist()

@@ -46,13 +46,16 @@ class Step(Generic[A]):
 
 
 def number_steps(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
-    """Return each step's number by its module's name, how many operations ran before in it, and its own name."""
+    """Return each step's number by its module, its place in the module, and its name.
+
+    The place is how many operations ran before in the module.
+    """
     calls: Counter[str] = Counter()
-    found = {}
+    numbers = {}
     for number, step in enumerate(steps):
-        found[step.module, calls[step.module], step.name] = number
+        numbers[step.module, calls[step.module], step.name] = number
         calls[step.module] += 1
-    return found
+    return numbers
 
 
 def alike(model: nn.Module, name: str) -> list[str]:
@@ -73,20 +76,20 @@ def alike(model: nn.Module, name: str) -> list[str]:
         )
 
     def place(name: str) -> tuple[type, type, str]:
-        around = next((one for one in outwards(name) if is_own(modules[one])), "")
+        around = next((outer for outer in outwards(name) if is_own(modules[outer])), "")
         inside = ".".join("*" if part.isdigit() else part for part in name[len(around) :].split("."))
         return type(modules[name]), type(modules[around]), inside
 
-    here = place(name)
-    return [other for other in modules if place(other) == here]
+    target = place(name)
+    return [other for other in modules if place(other) == target]
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """Return the operations at the place in the code of its module where a step is, in all modules that are `alike`."""
+    """Return the operations at a step's place in the code of all `alike` modules."""
     numbers = number_steps(steps)
     module, call, name = [*numbers][number]
-    found = (numbers.get((other, call, name)) for other in alike(model, module))
-    return [steps[one] for one in found if one is not None]
+    matches = (numbers.get((other, call, name)) for other in alike(model, module))
+    return [steps[match] for match in matches if match is not None]
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -101,16 +104,19 @@ def _defaults(func: Any) -> dict[str, Any]:
 
 
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
+    """Return the numbers, strings and flags of a call, except sizes.
+
+    The shapes of the results show the sizes.
+    """
     rule = rule_for(func)
     sizes = rule.sizes if rule else ()
-    found = {}
+    scalars = {}
     for key, value in bound.items():
         if value is None or key in sizes or type(value) in _NOT_PLAIN:
             continue
         if type(value) in _PLAIN or is_plain(value):
-            found[key] = tuple(value) if isinstance(value, list) else value
-    return found
+            scalars[key] = tuple(value) if isinstance(value, list) else value
+    return scalars
 
 
 _PLAIN = {bool, int, float, str}

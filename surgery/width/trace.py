@@ -157,7 +157,7 @@ class Trace:
     def _fixed_outputs(self, model: nn.Module, result: Any) -> list[Tensor]:
         """Return the tensors of a model's result that must keep their shapes.
 
-        All of them, or those that `output` returns or computes with.
+        All of them, or the tensors that `output` returns or computes with.
         """
         if self.output:
             with _Computed(self._axes, tensors_in(result)) as computed:
@@ -177,7 +177,10 @@ class Trace:
         return known
 
     def mark_inputs(self, tensors: Iterable[Tensor]) -> None:
-        """Note that an operation takes these tensors. Tensors without known axes are constants of the code."""
+        """Note that an operation takes these tensors.
+
+        Tensors without known axes are constants of the code.
+        """
         tensors = list(tensors)
         self.mark_used(tensors)
         for tensor in tensors:
@@ -196,16 +199,16 @@ class Trace:
                 axes.fix(axis, why)
 
     def fix_if_used(self, tensors: Iterable[Tensor], reasons: Sequence[tuple[Axis, Why]]) -> None:
-        """Note which axes keep their size if an operation uses the numbers in these tensors."""
+        """Note which axes keep their size if an operation uses these tensors' numbers."""
         if reasons:
             self._fixed_if_used.update(dict.fromkeys(tensors, reasons))
 
     def is_learned(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter, or was computed only from parameters and constants (a mask)."""
+        """Return whether a tensor is a parameter, or computed from these and constants."""
         return tensor in self._is_learned
 
     def mark_learned(self, tensors: Iterable[Tensor]) -> None:
-        """Note that these tensors are parameters, or were computed only from parameters and constants."""
+        """Note that tensors are parameters, or computed from these and constants."""
         for tensor in tensors:
             self._is_learned[tensor] = True
 
@@ -240,7 +243,7 @@ class Trace:
                 self.empty.setdefault(module, []).extend(self.axes_of(tensor))
 
     def _unmark_constants(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
-        """Note that tensors which share memory with tensors changed in place are not constants any more."""
+        """Note that tensors in memory that was changed in place are no constants any more."""
         changed = {_memory(tensor) for tensor in outputs if any(tensor is old for old in inputs)}
         for tensor in [constant for constant in self._is_constant if _memory(constant) in changed] if changed else ():
             del self._is_constant[tensor]
@@ -268,7 +271,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 class Origins:
-    """The origin of each tensor: (module, attribute) of the model, or (step, position among its outputs)."""
+    """The origin of each tensor: (module, attribute), or (step, number of the output)."""
 
     def __init__(self, named: Iterable[tuple[tuple[str, str], Tensor]]):
         self._of = ByTensor[Any]()
@@ -280,7 +283,7 @@ class Origins:
         return [self._of.get(tensor) for tensor in tensors]
 
     def note_passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Note that the outputs hold the values of the first input, perhaps in another layout."""
+        """Note that outputs hold the first input's values, perhaps in another layout."""
         for tensor in outputs if inputs else ():
             self._of[tensor] = self._of.get(inputs[0])
 
@@ -325,7 +328,7 @@ class _Computed(TorchFunctionMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Notes which tensors give their numbers to code outside of torch, and which numbers of attributes calls take."""
+    """Notes tensors that code reads as numbers, and numbers of attributes in calls."""
 
     def __init__(self, trace: Trace):
         super().__init__()
@@ -358,7 +361,7 @@ class _Follow(Operations):
         self.random, self.seeded = torch.get_rng_state(), False  # the state after the last random operation
 
     def draws_from_seed(self, generator: torch.Generator | None) -> bool:
-        """Return whether a call samples from the code's own generator, or from torch's after the code has seeded it."""
+        """Return whether a call samples from the code's generator or a seeded default."""
         self.seeded |= not torch.equal(torch.get_rng_state(), self.random)
         return self.seeded or generator is not None
 
@@ -429,7 +432,7 @@ class _Follow(Operations):
 
 
 def decisions(func: Any, inputs: list[Tensor], result: Any) -> Any:
-    """Return the parts of a result that numbers decide: indices, masks and the like, computed from floats."""
+    """Return the parts of a result that floats decide, such as indices and masks."""
 
     def has_numbers(tensor: Tensor) -> bool:
         return tensor.is_floating_point() or tensor.is_complex()
@@ -441,7 +444,7 @@ def decisions(func: Any, inputs: list[Tensor], result: Any) -> Any:
 
 
 def _apply_rule(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any, outputs: Sequence[Tensor]) -> RuleResult:
-    """Apply a rule; return its result, with axes for each tensor of the operation's result."""
+    """Apply a rule; return its result, with axes for each tensor of the output."""
     answer = rule.function(View(trace.axes_of, trace.is_learned), bound, result)
     rule_result = answer if isinstance(answer, RuleResult) else RuleResult(answer)
     if all(isinstance(axis, Axis) for axis in rule_result.axes):
@@ -467,7 +470,7 @@ def _describe_rule(func: Any, rule: Rule | None) -> str:
 
 
 def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
-    """Trace a forward pass in evaluation mode, on the meta device if the model can run there.
+    """Trace a forward pass in evaluation mode, on the meta device if possible.
 
     If the model computes something else in training mode (auxiliary classifiers, moving averages), a second pass
     follows. If this pass cannot run on the meta device, both passes run on the model's device.
@@ -496,8 +499,8 @@ def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | N
                     seen.found.follow(*runs[-1], training=True)
                 else:
                     track = bool(seen.found.reads)
-                    found = Trace(copy_of(model), copy_tensors(way.example), (False, True), output, track)
-                    seen = way._replace(found=found)
+                    full_trace = Trace(copy_of(model), copy_tensors(way.example), (False, True), output, track)
+                    seen = way._replace(found=full_trace)
             seen.found.untrained = ""
             break
         except (InternalError, RuleError):
@@ -515,7 +518,10 @@ def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | N
 
 
 def trace_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
-    """Trace a pass in evaluation mode on the model's device, since other operations might run on the meta device."""
+    """Trace a pass in evaluation mode on the model's device.
+
+    Other operations might run on the meta device.
+    """
     with explain(f"{type(model).__name__} does not run on the example"):
         return _trace_with_numbers(model, clone(model), copy_tensors(example), output)[0]
 
@@ -523,9 +529,10 @@ def trace_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] 
 def _trace_with_numbers(
     model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None
 ) -> tuple[Trace, nn.Module, Any]:
-    """Trace a copy of the model. Return the trace, the copy that ran and the example that it ran on.
+    """Trace a copy of the model; return the trace, the copy and the example.
 
-    The numbers in the copy remember their attributes; if its code does not run with such numbers, they are plain.
+    This copy ran on this example. The numbers in the copy remember their attributes; if its code does not run with such
+    numbers, they are plain.
     """
     try:
         inputs = copy_tensors(example)
@@ -541,7 +548,10 @@ def _trace_with_numbers(
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
-    """Unify an unused tensor's axes with the axes of a tensor with the same values in its module: it is a copy."""
+    """Unify an unused tensor's axes with a tensor of its module that it copies.
+
+    The two have the same values.
+    """
     tensors = dict(named_tensors(model)) if trace.unused else {}
     for key in list(trace.unused):
         unused = tensors[key]
@@ -556,7 +566,7 @@ def _follow_copies(model: nn.Module, trace: Trace) -> None:
 
 
 def _fix_without_rows(trace: Trace) -> None:
-    """Fix the axes of a module that got no rows of the example, if the use of one of its tensors is not known.
+    """Fix the axes of a module without rows of the example, if a use is not known.
 
     Such a tensor has an axis as long as an axis of the module's results, but it was not seen to lie along them. With an
     empty batch, code may leave out steps: torch's batch norms read no statistics, and only one weight.
@@ -582,7 +592,7 @@ def _fix_without_rows(trace: Trace) -> None:
 
 
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
-    """Return whether a pass in training mode has operations that the traced passes do not have."""
+    """Return whether a pass in training mode has operations that the trace lacks."""
     known = Counter((step.module, step.name) for step in trace.steps)
     with in_mode(model, training=True), watching(model) as where, _Surplus(where, known) as surplus:
         try:
@@ -598,7 +608,7 @@ class _Enough(Exception):
 
 
 class _Surplus(Watch):
-    """Ends the pass at the first operation beyond the known number, by module and name."""
+    """Ends the pass at the first operation beyond a trace's, by module and name."""
 
     def __init__(self, where: list[str], known: Counter[tuple[str, str]]):
         super().__init__()
@@ -615,7 +625,7 @@ class _Surplus(Watch):
 
 @contextmanager
 def unfuse() -> Iterator[None]:
-    """Run recurrent layers operation by operation, so that a trace sees what they read."""
+    """Run recurrent layers by single operations, so that a trace sees their reads."""
     mkldnn: Any = torch.backends.mkldnn
     before, mkldnn.enabled = mkldnn.enabled, False
     try:
@@ -626,6 +636,6 @@ def unfuse() -> Iterator[None]:
 
 @contextmanager
 def run_one_by_one() -> Iterator[None]:
-    """Run attention and recurrent layers as the same operations, whatever their sizes are."""
+    """Run attention and recurrent layers as the same operations at all sizes."""
     with unfuse(), sdpa_kernel(SDPBackend.MATH):
         yield

@@ -1,4 +1,4 @@
-"""Numbers that the code puts into tensors: `torch.tensor(self.width)`, `torch.full((), scale)`, and roots of these.
+"""Numbers that the code puts into tensors: `torch.tensor(self.width)`, and roots.
 
 They scale what they are multiplied with as plain numbers do. On the meta device a tensor does not say which number it
 holds, so that each is noted where it is made.
@@ -42,63 +42,63 @@ _PAIRS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Wrapped:
-    """The numbers in tensors that hold one number, all elements the same, and that the code has made."""
+    """The numbers in tensors that the code has made of one number."""
 
     def __init__(self) -> None:
         self._of = ByTensor[Number]()
 
     def create(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Note the number that a function turns into a tensor, and return it; None if it takes no number."""
+        """Note and return the number that a function turns into a tensor, or None."""
         name = getattr(function, "__name__", "")
         number = _number(name, args, kwargs) if name in _GIVEN else None
         if number is not None and isinstance(result, Tensor):
             self._of[result] = number
         return number
 
-    def follow(self, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor], results: list[Tensor]) -> None:
-        """Note which number an operation's results hold; its arguments are given by name, too."""
+    def follow(self, operation: Any, bound: Mapping[str, Any], inputs: Sequence[Tensor], results: list[Tensor]) -> None:
+        """Note which number an operation's results hold; `bound` names its arguments."""
         name = operation_name(operation)
         if not (self._of or name in _GIVEN or name in _ONES or name == "lift_fresh"):
             return
-        number = self._compute(name, operation, bound, given)
+        number = self._compute(name, operation, bound, inputs)
         changed = {_memory(tensor) for tensor in results} if operation._schema.is_mutable else ()
-        for tensor in [one for one in self._of if _memory(one) in changed] if changed else ():
+        for tensor in [other for other in self._of if _memory(other) in changed] if changed else ():
             del self._of[tensor]
         self._of.update(dict.fromkeys(results, number) if number is not None else {})
 
-    def _compute(self, name: str, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor]) -> Number | None:
+    def _compute(self, name: str, operation: Any, bound: Mapping[str, Any], inputs: Sequence[Tensor]) -> Number | None:
         if name in _ONES:
             return 1
         if name in _GIVEN:
             return _number(name, (), bound)
-        if name == "lift_fresh" and given[0].device.type == "cpu" and given[0].numel() == 1:
-            return given[0].item()
+        if name == "lift_fresh" and inputs[0].device.type == "cpu" and inputs[0].numel() == 1:
+            return inputs[0].item()
         rule = rule_for(operation)
-        if rule and rule.carries and (len(given) == 1 or name == "copy"):
-            return self._of.get(given[-1])
-        if not self.holds(given):
+        if rule and rule.carries and (len(inputs) == 1 or name == "copy"):
+            return self._of.get(inputs[-1])
+        if not self.holds(inputs):
             return None
         values = [self._of.get(value) if isinstance(value, Tensor) else value for value in bound.values()]
         try:
             if name in _POWERS:
-                found = values[0] ** _POWERS[name]
+                result = values[0] ** _POWERS[name]
             elif name == "neg":
-                found = -values[0]
+                result = -values[0]
             elif name in _PAIRS and bound.get("alpha", 1) == 1 and not bound.get("rounding_mode"):
-                found = _PAIRS[name](*values[:2])
+                result = _PAIRS[name](*values[:2])
             else:
                 return None
         except (ArithmeticError, TypeError):
             return None
-        return found if isinstance(found, int | float) else None
+        return result if isinstance(result, int | float) else None
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether all of some tensors hold numbers of the code."""
         return bool(tensors) and all(tensor in self._of for tensor in tensors)
 
-    def scales(self, operation: Any, bound: Mapping[str, Any], given: Sequence[Tensor]) -> dict[str, Number]:
-        """Return by name the numbers that scale another tensor, of an operation that multiplies or divides."""
-        if not self._of or operation_name(operation) not in ("mul", "div") or self.holds(given):
+    def scales(self, operation: Any, bound: Mapping[str, Any], inputs: Sequence[Tensor]) -> dict[str, Number]:
+        """Return by name the numbers by which an operation scales another tensor."""
+        if not self._of or operation_name(operation) not in ("mul", "div") or self.holds(inputs):
             return {}
         held = {key: self._of.get(value) for key, value in bound.items() if isinstance(value, Tensor)}
         return {key + ITEM: number for key, number in held.items() if number is not None}

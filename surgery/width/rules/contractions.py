@@ -1,4 +1,4 @@
-"""Sums over pairs of axes: matrix products, attention, convolutions, distances; and factors of matrices."""
+"""Sums over pairs of axes (products, attention, convolutions), and factorisations."""
 
 from torch import Tensor
 
@@ -38,22 +38,24 @@ for _name, _notation in {
 @rule("_trilinear")
 def _bilinear(view, args, out):
     """Multiply three tensors with singleton axes inserted, and sum."""
-    given, learned = [], []
+    operands, learned = [], []
     for i in (1, 2, 3):
-        found = list(view.axes_of(args[f"i{i}"]))
+        axes = list(view.axes_of(args[f"i{i}"]))
         if view.is_weight(args[f"i{i}"]):
-            learned += found
+            learned += axes
         for dim in sorted(args[f"expand{i}"]):
-            found.insert(dim, Axis(1))
-        given.append(found)
-    whole = broadcast_axes(given, [max(sizes) for sizes in zip(*([axis.size for axis in found] for found in given))])
+            axes.insert(dim, Axis(1))
+        operands.append(axes)
+    whole = broadcast_axes(
+        operands, [max(sizes) for sizes in zip(*([axis.size for axis in axes] for axes in operands))]
+    )
     result = [axis for dim, axis in enumerate(whole) if dim not in args["sumdim"]]
     return RuleResult(result, features=[axis for axis in result if axis in map(find, learned)])
 
 
 @rule("_grouped_mm")
 def _grouped_product(view, args, out):
-    """Return rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
+    """Multiply rows, sorted by groups as tokens by experts, with each group's matrix."""
     x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
     if len(x) != 2 or args["bias"] is not None:
         return fix_all(view, tensors(args), out)
@@ -106,7 +108,7 @@ def _attention(view, args, out):
 
 @rule("mkldnn_rnn_layer")
 def _recurrent(view, args, out):
-    """Compute one layer and direction of an LSTM: its weights hold four gates, one after the other."""
+    """Compute one layer and direction of an LSTM, with four gates in its weights."""
     x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
     hidden = of_hidden[1]
     gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
@@ -116,10 +118,10 @@ def _recurrent(view, args, out):
     for rows in (of_input[0], *(view.axes_of(args[name])[0] for name in ("weight2", "weight3"))):
         unify(rows, of_hidden[0])
     states = [view.axes_of(args[name]) for name in ("hx_", "cx_")]
-    unify_all([(x[1], hidden), *(found[-2:] for found in states)])
+    unify_all([(x[1], hidden), *(state[-2:] for state in states)])
     _, _, _, *workspace = results(out)
-    found = [(*x[:-1], hidden), *states, *(fresh(tensor.shape) for tensor in workspace)]
-    return RuleResult(found, {"hidden_size": hidden}, features=[hidden])
+    axes = [(*x[:-1], hidden), *states, *(fresh(tensor.shape) for tensor in workspace)]
+    return RuleResult(axes, {"hidden_size": hidden}, features=[hidden])
 
 
 @rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
@@ -132,9 +134,9 @@ def _convolution(view, args, out):
 def _deform(view, args, out):
     x, offset = view.axes_of(args["input"]), view.axes_of(args["offset"])
     mask = [view.axes_of(args["mask"])] if args["use_mask"] else []
-    for found in (offset, *mask):
-        unify(x[0], found[0])
-        for axis in found[1:]:
+    for axes in (offset, *mask):
+        unify(x[0], axes[0])
+        for axis in axes[1:]:
             fix(axis, role("it says where pixels are read"))
     for axis in x[2:]:
         fix(axis, role("its pixels are read one by one"))
@@ -148,7 +150,10 @@ def _deform(view, args, out):
 def _convolve(
     view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False
 ) -> RuleResult:
-    """Say that a window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
+    """Slide a window over an image.
+
+    Its weight is (out, in / groups) or transposed (in, out / groups).
+    """
     w = view.axes_of(weight)
     if groups == 1:
         inside, result = (w[0], w[1]) if transposed else (w[1], w[0])
@@ -186,11 +191,14 @@ def _factor(view, args, out):
 
 @rule("linalg_solve_triangular")
 def _solve(view, args, out):
-    """Return matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
-    matrix, given = view.axes_of(args["self"]), view.axes_of(args["B"])
-    for axis in (*matrix[-2:], given[-2 if args["left"] else -1]):
+    """Solve with matrices side by side, each column of the right side by itself.
+
+    So do the chunks of a gated delta rule.
+    """
+    matrix, right = view.axes_of(args["self"]), view.axes_of(args["B"])
+    for axis in (*matrix[-2:], right[-2 if args["left"] else -1]):
         fix(axis, _AS_A_WHOLE)
-    return [*broadcast_axes([matrix[:-2], given[:-2]], out.shape[:-2]), *given[-2:]]
+    return [*broadcast_axes([matrix[:-2], right[:-2]], out.shape[:-2]), *right[-2:]]
 
 
 _AS_A_WHOLE = role("a matrix is factored or inverted as a whole")

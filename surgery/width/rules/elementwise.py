@@ -1,4 +1,4 @@
-"""Operations element by element, and those that keep a shape or create a tensor."""
+"""Operations that act element by element, keep a shape or create a tensor."""
 
 import torch
 
@@ -35,29 +35,29 @@ def _same(view, args, out):
 
 @rule("cumsum cumprod cummax cummin flip roll rot90 tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(view, args, out):
-    """Return the shape stays the same, but along some axes the order of positions matters."""
-    found = view.axes_of(args["self"])
-    along = [-2, -1] if "diagonal" in args else dims_of(args, len(found))
-    for dim in along if found else ():
-        fix(found[dim], picked("an operation depends on the order of its positions"))
+    """Keep the shape; along some axes the order of positions matters."""
+    axes = view.axes_of(args["self"])
+    along = [-2, -1] if "diagonal" in args else dims_of(args, len(axes))
+    for dim in along if axes else ():
+        fix(axes[dim], picked("an operation depends on the order of its positions"))
     return [
-        [x if x.size == size else Axis(size, role("a transform")) for x, size in zip(found, result.shape)]
+        [x if x.size == size else Axis(size, role("a transform")) for x, size in zip(axes, result.shape)]
         for result in results(out)
     ]
 
 
 @rule("sort")
 def _sort(view, args, out):
-    """Return ranks take the place of positions: of fewer positions there are the first ranks."""
-    found = view.axes_of(args["self"])
-    along = [found[dim] for dim in dims_of(args, len(found)) if found]
+    """Sort: ranks replace positions, and of fewer positions there are the first ranks."""
+    axes = view.axes_of(args["self"])
+    along = [axes[dim] for dim in dims_of(args, len(axes)) if axes]
     why = "it is sorted, so that its positions are ranks (the code may take the first k)"
-    return RuleResult(found, prefix_only=along, order=why, fixed_when_read=[(axis, INDICES) for axis in along])
+    return RuleResult(axes, prefix_only=along, order=why, fixed_when_read=[(axis, INDICES) for axis in along])
 
 
 @rule("eye", sizes={"n", "m"})
 def _identity(view, args, out):
-    """Return whichever positions stay, in rows and columns alike, what is left is an identity matrix."""
+    """Make an identity matrix: any positions, in rows and columns alike, give one."""
     rows, columns = fresh(out.shape)
     if rows.size == columns.size:
         return rows, rows
@@ -73,12 +73,12 @@ def _count(view, args, out):
 
 @rule("glu")
 def _glu(view, args, out):
-    found = list(view.axes_of(args["self"]))
+    axes = list(view.axes_of(args["self"]))
     dim, half = args["dim"], out.shape[args["dim"]]
-    head, gate = segment(found[dim], 0, half), segment(found[dim], half, 2 * half)
+    head, gate = segment(axes[dim], 0, half), segment(axes[dim], half, 2 * half)
     unify(head, gate)
-    found[dim] = find(head)
-    return found
+    axes[dim] = find(head)
+    return axes
 
 
 # What fills a tensor may be computed from a width, as a bound may.

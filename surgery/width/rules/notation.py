@@ -1,4 +1,4 @@
-"""Rules in one line: the axes of an operation's arguments and results, written as einops writes them."""
+"""Rules in one line: axes of arguments and results, written as in einops."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def register_rule(
 def register_rule(
     name: str, notation: str | None = None, *, sizes: Collection[str] = (), replace: bool = False
 ) -> Callable[[Function], Function] | None:
-    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
+    """Teach `surgery.narrow` an operation by a rule, which says what it does to axes.
 
     With a notation this is one line; without one it decorates a function. The notation lists the arguments that are
     tensors by their names in the operation's schema, each with its axes, and after the arrow the axes of each result:
@@ -59,8 +59,8 @@ def register_rule(
     list keep their size. One result stands for all if there are several.
 
     A function gets what it may ask (`view.axes_of(tensor)`, `view.is_weight(tensor)`), the call's arguments by their
-    names in the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay
-    whole, and returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
+    names in the operation's schema, and the result. It unifies axes that are the same, fixes axes that must keep all
+    positions, and returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
 
     Args:
         name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
@@ -100,9 +100,9 @@ def register_rule(
         raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one", code="argument")
 
     known = argument_names(name)
-    for one in sizes if known else ():
-        if one not in known:
-            raise SurgeryError(f"sizes: {one!r} is no argument: {name} takes {', '.join(known)}", code="argument")
+    for argument in sizes if known else ():
+        if argument not in known:
+            raise SurgeryError(f"sizes: {argument!r} is no argument: {name} takes {', '.join(known)}", code="argument")
 
     listed = () if notation is None else Notation(notation).arguments
     unknown = () if known else (*sizes, *listed)
@@ -118,7 +118,7 @@ def register_rule(
 
 
 def _watch(operation: str, function: Function, names: Collection[str]) -> Function:
-    """Return a rule of a user's that says what is wrong with it, or with what it returns, in a RuleError.
+    """Return a user's rule that raises RuleError if it, or its result, is wrong.
 
     Args:
         names: of arguments that the operation must have, which was not known when the rule was registered.
@@ -126,18 +126,18 @@ def _watch(operation: str, function: Function, names: Collection[str]) -> Functi
 
     @wraps(function)
     def rule(view: View, args: dict[str, Any], out: Any) -> RuleResult:
-        given, outs = tensors_in((list(args.values()), out)), tensors_in(out)
+        tensors, outs = tensors_in((list(args.values()), out)), tensors_in(out)
 
         def axes_of(tensor: Tensor) -> tuple[Axis, ...]:
-            if not any(tensor is one for one in given):
+            if not any(tensor is other for other in tensors):
                 which = next((f"{name} is " for name, value in args.items() if value is tensor), "")
-                what = "a tensor that the rule has made" if isinstance(tensor, Tensor) else repr(tensor)
-                raise TypeError(f"view.axes_of: {which}{what}, and no tensor of the operation")
+                description = "a tensor that the rule has made" if isinstance(tensor, Tensor) else repr(tensor)
+                raise TypeError(f"view.axes_of: {which}{description}, and no tensor of the operation")
             return view.axes_of(tensor)
 
         try:
-            found = function(View(axes_of, view.is_weight), args, out)
-            learnt = found if isinstance(found, RuleResult) else RuleResult(found)
+            answer = function(View(axes_of, view.is_weight), args, out)
+            learnt = answer if isinstance(answer, RuleResult) else RuleResult(answer)
             if wrong := _wrong_axes(learnt.axes, outs):
                 raise ValueError(wrong)
             for name in (*names, *(learnt.sizes if "::" in canonical(operation) else ())):
@@ -154,17 +154,17 @@ def _watch(operation: str, function: Function, names: Collection[str]) -> Functi
     return rule
 
 
-def _wrong_axes(found: Any, outs: Sequence[Tensor]) -> str:
-    """Return what is wrong with what a rule gives as the axes of an operation's results, or ""."""
+def _wrong_axes(axes: Any, outs: Sequence[Tensor]) -> str:
+    """Return what is wrong with a rule's axes of an operation's results, or ""."""
     needed = f"a list of axes, one for each axis of the result (here {outs[0].ndim if outs else 0}), is needed"
-    if not isinstance(found, list | tuple):
-        return f"it returns {type(found).__name__}: {needed}"
-    rows = [found for _ in outs] if all(isinstance(axis, Axis) for axis in found) else found
+    if not isinstance(axes, list | tuple):
+        return f"it returns {type(axes).__name__}: {needed}"
+    rows = [axes for _ in outs] if all(isinstance(axis, Axis) for axis in axes) else axes
     if len(rows) != len(outs):
         return f"it gives the axes of {len(rows)} results where there are {len(outs)}"
     for row, tensor in zip(rows, outs):
         if not isinstance(row, list | tuple) or not all(isinstance(axis, Axis) for axis in row):
-            return f"it returns {found!r}: {needed}"
+            return f"it returns {axes!r}: {needed}"
         if (sizes := [axis.size for axis in row]) != list(tensor.shape):
             return f"a result of shape {tuple(tensor.shape)} gets axes of sizes {sizes}"
         if odd := [atom for axis in row for atom in atoms(axis) if not isinstance(atom.why, Why | None)]:
@@ -189,7 +189,7 @@ class Pattern:
         return [word for digits in self.axes for word in digits]
 
     def align(self, tensor: Tensor, name: str) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return each written axis with the dimensions that it stands for: one, or any number for `...`.
+        """Return each written axis with its dimensions: one, or any number for `...`.
 
         >>> Pattern([("n",), ("...",), ("c",)]).align(torch.zeros(2, 3, 4, 5), "x")
         [(('n',), [0]), (('...',), [1, 2]), (('c',), [3])]
@@ -207,7 +207,7 @@ class Pattern:
 
 
 class Notation:
-    """A notation that was read from left to right; what cannot be read is an error that shows the place.
+    """A notation, read from left to right; an error shows the place that is wrong.
 
     Attributes:
         arguments: by the arguments' names how their axes are written.
@@ -241,41 +241,48 @@ class Notation:
             end, _ = self._take(",", "")
 
     @cache  # noqa: B019, there are few, and they stay
-    def split_words(self, given: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
-        """Return the words of axes that weights make, and of those that are summed over.
+    def split_words(self, arguments: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
+        """Return the words of axes that weights make, and of axes that are summed over.
 
-        Summed over are those in several arguments and in no result. A factor is an argument with an axis in no result.
-        One that consists of weights makes features along its axes in the results that no factor of data has. Of weights
-        alone that are multiplied the last one makes the features. An axis along which two matrices of weights are
-        summed is made, too: it is the rank of their product, or what is hidden between two layers.
+        An axis in several arguments and in no result is summed over. A factor is an argument with an axis in no result.
+        A factor of weights makes features along its axes in the results that no factor of data has. If weights alone
+        are multiplied, the last factor makes the features. An axis along which two matrices of weights are summed is
+        made, too: it is the rank of their product, or the hidden width between two layers.
 
         Args:
-            given: the names of the arguments, and whether each consists of weights.
+            arguments: the names of the arguments, and whether each consists of weights.
 
         >>> Notation("x: n i, a: r i, b: o r -> n o").split_words((("x", False), ("a", True), ("b", True)))
         (['o', 'r'], ['i', 'r'])
         """
-        kept = {word for pattern in self.results for word in pattern.words()}
+        result_words = {word for pattern in self.results for word in pattern.words()}
         words = {
             name: [word for word in pattern.words() if word[:2] != "1@"] for name, pattern in self.arguments.items()
         }
-        factors = [(words[name], is_weight) for name, is_weight in given if not kept.issuperset(words[name])]
-        having = {word: [factor for factor in factors if word in factor[0]] for found, _ in factors for word in found}
-        summed = [word for word in having if len(having[word]) > 1 and word not in kept]
-        makers = [found for found, is_weight in factors if is_weight]
+        factors = [
+            (words[name], is_weight) for name, is_weight in arguments if not result_words.issuperset(words[name])
+        ]
+        having = {
+            word: [factor for factor in factors if word in factor[0]] for its_words, _ in factors for word in its_words
+        }
+        summed = [word for word in having if len(having[word]) > 1 and word not in result_words]
+        makers = [its_words for its_words, is_weight in factors if is_weight]
         alone = len(makers) == len(factors) and bool(summed)
         if alone:
-            makers = [found for found in makers if not kept.isdisjoint(found)][-1:]
-        elif all(is_weight for _, is_weight in given):
+            makers = [its_words for its_words in makers if not result_words.isdisjoint(its_words)][-1:]
+        elif all(is_weight for _, is_weight in arguments):
             makers = []
-        made = [
+        features = [
             word
-            for found in makers
-            for word in found
-            if word in kept and not any(one is not found if alone else not weights for one, weights in having[word])
+            for its_words in makers
+            for word in its_words
+            if word in result_words
+            and not any(other is not its_words if alone else not weights for other, weights in having[word])
         ]
-        made += [word for word in summed if all(is_weight and len(found) > 1 for found, is_weight in having[word])]
-        return list(dict.fromkeys(made)), summed
+        features += [
+            word for word in summed if all(is_weight and len(its_words) > 1 for its_words, is_weight in having[word])
+        ]
+        return list(dict.fromkeys(features)), summed
 
     def fail(self, message: str, at: int) -> NoReturn:
         """Raise an error that shows the place."""
@@ -286,7 +293,7 @@ class Notation:
     def _take(self, *expected: str) -> tuple[str, int]:
         token, at = self._tokens[0]
         if expected and token not in expected:
-            self.fail(f"write {' or '.join(repr(one) for one in expected if one)}", at)
+            self.fail(f"write {' or '.join(repr(text) for text in expected if text)}", at)
         return self._tokens.pop(0) if token else (token, at)
 
     def _pattern(self, known: Collection[str] | None) -> Pattern:
@@ -354,31 +361,35 @@ def rule_of(text: str, operation: str) -> Function:
 
     def rule(view: View, args: dict[str, Any], out: Any) -> RuleResult:
         outs = results(out)
-        given = [_Placed(name, one, pattern.align(one, name)) for name, pattern, one in _list_given(notation, args)]
+        operands = [
+            _Placed(name, tensor, pattern.align(tensor, name)) for name, pattern, tensor in _list_given(notation, args)
+        ]
         patterns = notation.results * (len(outs) if len(notation.results) == 1 else 1)
         if outs and len(patterns) != len(outs):
             raise ValueError(f"it gives the axes of {len(patterns)} results where there are {len(outs)}")
-        returned = [_Placed("a result", one, pattern.align(one, "a result")) for pattern, one in zip(patterns, outs)]
-        sizes = _sizes([*given, *returned], args)
-        axes = {word: [Axis(size)] for word, size in sizes.items()} | _unify(view, given, sizes)
+        returned = [
+            _Placed("a result", tensor, pattern.align(tensor, "a result")) for pattern, tensor in zip(patterns, outs)
+        ]
+        sizes = _sizes([*operands, *returned], args)
+        axes = {word: [Axis(size)] for word, size in sizes.items()} | _unify(view, operands, sizes)
         for word in ("heads", "groups"):
             for axis in axes.get(word, ()):
                 mark_grouping(axis, word)
         for axis in (axis for word in notation.whole for axis in axes.get(word, ())):
             fix(axis, role(f"the rule for {operation} keeps its positions"))
-        listed = {id(one.tensor) for one in (*given, *returned)}
+        listed = {id(item.tensor) for item in (*operands, *returned)}
         for name, value in args.items():
             if isinstance(value, Tensor) and id(value) not in listed:
                 for axis in view.axes_of(value):
                     fix(axis, lost(f"the rule for {operation} does not list {name}"))
-        made, summed = (
+        features, summed = (
             [axis for word in words for axis in axes.get(word, ())]
-            for words in notation.split_words(tuple((one.name, view.is_weight(one.tensor)) for one in given))
+            for words in notation.split_words(tuple((item.name, view.is_weight(item.tensor)) for item in operands))
         )
         return RuleResult(
-            [[axis for digits, _ in one.axes for axis in _join(digits, axes)] for one in returned],
+            [[axis for digits, _ in item.axes for axis in _join(digits, axes)] for item in returned],
             {word: axes[word][0] for word in sizes if word in args},
-            made,
+            features,
             summed=product(summed) if summed else None,
         )
 
@@ -398,14 +409,17 @@ def _list_given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[s
     """Yield the tensors that are listed and not None; of a list of tensors each."""
     for name, pattern in notation.arguments.items():
         value = args.get(name)
-        for one in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-            if not isinstance(one, Tensor):
-                raise ValueError(f"{name} is {one!r}, which has no axes")
-            yield name, pattern, one
+        for tensor in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"{name} is {tensor!r}, which has no axes")
+            yield name, pattern, tensor
 
 
 def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
-    """Return the size of each word: a number, an argument of this name, the size of axes, or the rest of a product."""
+    """Return the size of each word.
+
+    It is a number, an argument of this name, the size of axes, or the rest of a product.
+    """
     exact: dict[str, int] = {}
     seen: dict[str, dict[str, set[int]]] = {}  # by word how many positions each tensor has
     products = []
@@ -420,13 +434,13 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
             elif digits != (_FURTHER,):
                 seen.setdefault(digits[0], {}).setdefault(name, set()).add(tensor.shape[dims[0]])
     sizes = {
-        word: max(set().union(*found.values()), key=lambda size: size != 1) for word, found in seen.items()
+        word: max(set().union(*by_tensor.values()), key=lambda size: size != 1) for word, by_tensor in seen.items()
     } | exact
-    for word, found in seen.items():
-        if not set().union(*found.values()) <= {1, sizes[word]}:
-            where = ", ".join(f"{name} {' and '.join(map(str, sorted(these)))}" for name, these in found.items())
-            asked = f", and should have {exact[word]}" if word in exact else ""
-            raise ValueError(f"the axis {word.partition('@')[0]} has not one size: {where}{asked}")
+    for word, by_tensor in seen.items():
+        if not set().union(*by_tensor.values()) <= {1, sizes[word]}:
+            where = ", ".join(f"{name} {' and '.join(map(str, sorted(these)))}" for name, these in by_tensor.items())
+            expected = f", and should have {exact[word]}" if word in exact else ""
+            raise ValueError(f"the axis {word.partition('@')[0]} has not one size: {where}{expected}")
     for _ in products:
         for _, digits, size in products:
             unknown = [word for word in digits if word not in sizes]
@@ -440,11 +454,11 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
     return sizes
 
 
-def _unify(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
-    """Return the axes of each word, which are one in all arguments; of `...` there may be several."""
-    found: dict[str, list[Axis]] = {}
+def _unify(view: View, operands: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
+    """Return the axes of each word, unified over arguments; `...` may have several."""
+    by_word: dict[str, list[Axis]] = {}
     further = []
-    for _, tensor, placed in given:
+    for _, tensor, placed in operands:
         axes = view.axes_of(tensor)
         for digits, dims in placed:
             if digits == (_FURTHER,):
@@ -453,11 +467,11 @@ def _unify(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> di
             whole = [axes[dims[0]]]
             for word, axis in zip(digits, regroup(whole, [sizes[w] for w in digits]) if digits[1:] else whole):
                 if axis.size == sizes[word]:  # otherwise it is one position, which is broadcast
-                    unify(found.setdefault(word, [axis])[0], axis)
+                    unify(by_word.setdefault(word, [axis])[0], axis)
     if further:
         shape = torch.broadcast_shapes(*([axis.size for axis in axes] for axes in further))
-        found[_FURTHER] = broadcast_axes(further, shape)
-    return found
+        by_word[_FURTHER] = broadcast_axes(further, shape)
+    return by_word
 
 
 def _join(digits: tuple[str, ...], axes: Mapping[str, list[Axis]]) -> list[Axis]:

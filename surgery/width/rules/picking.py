@@ -24,34 +24,34 @@ _INDEXED = picked("its positions are picked by an index")
 
 @rule("select", carries=True)
 def _select(view, args, out):
-    found = list(view.axes_of(args["self"]))
-    whole = found.pop(args["dim"])
-    return RuleResult(found, fixed_when_read=[(whole, role("one of its positions is picked"))])
+    axes = list(view.axes_of(args["self"]))
+    whole = axes.pop(args["dim"])
+    return RuleResult(axes, fixed_when_read=[(whole, role("one of its positions is picked"))])
 
 
 @rule("unbind")
 def _unbind(view, args, out):
-    found = list(view.axes_of(args["self"]))
-    fix(found.pop(args["dim"]), role("its positions are told apart"))
-    return found
+    axes = list(view.axes_of(args["self"]))
+    fix(axes.pop(args["dim"]), role("its positions are told apart"))
+    return axes
 
 
 @rule("unfold", sizes={"size"})
 def _unfold(view, args, out):
-    found = list(view.axes_of(args["self"]))
-    if found:
-        fix(found[args["dimension"]], role("windows slide over it"))
-        found[args["dimension"]] = Axis(out.shape[args["dimension"] % len(found)], role("windows slide over it"))
-    return [*found, Axis(args["size"], role("positions of a window"))]
+    axes = list(view.axes_of(args["self"]))
+    if axes:
+        fix(axes[args["dimension"]], role("windows slide over it"))
+        axes[args["dimension"]] = Axis(out.shape[args["dimension"] % len(axes)], role("windows slide over it"))
+    return [*axes, Axis(args["size"], role("positions of a window"))]
 
 
 @rule("diagonal")
 def _diagonal(view, args, out):
-    found = view.axes_of(args["self"])
-    drop = {args["dim1"] % len(found), args["dim2"] % len(found)}
+    axes = view.axes_of(args["self"])
+    drop = {args["dim1"] % len(axes), args["dim2"] % len(axes)}
     for dim in drop:
-        fix(found[dim], picked("its diagonal is taken"))
-    return [*(axis for dim, axis in enumerate(found) if dim not in drop), Axis(out.shape[-1], picked("a diagonal"))]
+        fix(axes[dim], picked("its diagonal is taken"))
+    return [*(axis for dim, axis in enumerate(axes) if dim not in drop), Axis(out.shape[-1], picked("a diagonal"))]
 
 
 @rule("embedding")
@@ -73,38 +73,38 @@ def _embedding_bag(view, args, out):
 
 @rule("index _unsafe_index index_put _unsafe_index_put")
 def _index(view, args, out):
-    found, values = list(view.axes_of(args["self"])), args.get("values")
-    picks = list(_picks(found, args["indices"]))
+    axes, values = list(view.axes_of(args["self"])), args.get("values")
+    picks = list(_picks(axes, args["indices"]))
     masks = [pick for pick in picks if pick.is_mask]
     indices = [pick.index for pick in picks if pick.index is not None and not pick.is_mask]
     for pick in masks:
         unify_last(pick.axes, view.axes_of(pick.index))
     if masks and not indices and values is not None and values.ndim == 0:
-        return found  # x[mask] = 0 changes each element in its place
+        return axes  # x[mask] = 0 changes each element in its place
     for pick in picks:
         for axis in pick.axes if pick.index is not None else ():
             fix(axis, _INDEXED)
     together = [] if masks else broadcast(view, indices, torch.broadcast_shapes(*(index.shape for index in indices)))
-    kept = [axis for pick in picks if pick.index is None for axis in pick.axes]
+    rest = [axis for pick in picks if pick.index is None for axis in pick.axes]
     at = [position for position, pick in enumerate(picks) if pick.index is not None]
     front = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     if values is None:
         if masks:
-            size = out.ndim - len(kept)
+            size = out.ndim - len(rest)
             together = fresh(out.shape[front : front + size], COUNTED)
-        matrices = len(kept) > 1 and view.is_weight(args["self"])  # of a stack of them, as weights of experts are
-        return RuleResult([*kept[:front], *together, *kept[front:]], is_weight=matrices)
-    given = view.axes_of(values)
+        matrices = len(rest) > 1 and view.is_weight(args["self"])  # of a stack of them, as weights of experts are
+        return RuleResult([*rest[:front], *together, *rest[front:]], is_weight=matrices)
+    value_axes = view.axes_of(values)
     if masks:  # how many positions they choose is not known: their axis is what is left
-        behind = kept[front:]
-        unify_last(given, behind)
-        for axis in given[: len(given) - len(behind)]:
+        behind = rest[front:]
+        unify_last(value_axes, behind)
+        for axis in value_axes[: len(value_axes) - len(behind)]:
             fix(axis, _INDEXED)
-        for axis in kept[:front]:
+        for axis in rest[:front]:
             fix(axis, _INDEXED)
     else:
-        unify_last(given, [*kept[:front], *together, *kept[front:]])
-    return found
+        unify_last(value_axes, [*rest[:front], *together, *rest[front:]])
+    return axes
 
 
 class _Pick(NamedTuple):
@@ -118,9 +118,9 @@ class _Pick(NamedTuple):
         return self.index is not None and self.index.dtype in (torch.bool, torch.uint8)
 
 
-def _picks(found: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
-    """Yield what each index picks: a mask picks along as many axes as it has, another index along one."""
-    rest = iter(found)
+def _picks(axes: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
+    """Yield the axes that each index picks along: a mask's own number, or one."""
+    rest = iter(axes)
     for index in indices:
         count = index.ndim if _Pick([], index).is_mask else 1
         yield _Pick([next(rest) for _ in range(count)], index)
@@ -129,39 +129,39 @@ def _picks(found: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pic
 
 @rule("index_select index_add index_copy index_fill index_reduce", carries=True)
 def _index_select(view, args, out):
-    found = list(view.axes_of(args["self"]))
-    if not found:
-        return found
-    dim = args["dim"] % len(found)
-    fix(found[dim], _INDEXED)
+    axes = list(view.axes_of(args["self"]))
+    if not axes:
+        return axes
+    dim = args["dim"] % len(axes)
+    fix(axes[dim], _INDEXED)
     if "source" in args:  # it is laid into the tensor, at positions that the index says
-        given = list(view.axes_of(args["source"]))
-        if given:
-            unify(given.pop(dim), *view.axes_of(args["index"]) or fresh([1]))
-        for x, y in zip([*found[:dim], *found[dim + 1 :]], given):
+        source_axes = list(view.axes_of(args["source"]))
+        if source_axes:
+            unify(source_axes.pop(dim), *view.axes_of(args["index"]) or fresh([1]))
+        for x, y in zip([*axes[:dim], *axes[dim + 1 :]], source_axes):
             unify(x, y)
     elif "value" not in args:
-        found[dim] = Axis(out.shape[dim], picked("positions picked by an index"))
-    return found
+        axes[dim] = Axis(out.shape[dim], picked("positions picked by an index"))
+    return axes
 
 
 @rule("gather scatter scatter_add scatter_reduce", carries=True)
 def _gather(view, args, out):
-    found, index = view.axes_of(args["self"]), view.axes_of(args["index"])
-    if not found or not index:
-        return index if "sparse_grad" in args else found
-    dim = args["dim"] % len(found)
-    fix(found[dim], _INDEXED)
+    axes, index = view.axes_of(args["self"]), view.axes_of(args["index"])
+    if not axes or not index:
+        return index if "sparse_grad" in args else axes
+    dim = args["dim"] % len(axes)
+    fix(axes[dim], _INDEXED)
     fix(index[dim], _INDEXED)
-    given = [view.axes_of(args["src"])] if isinstance(args.get("src"), Tensor) else []
-    for other in (found, *given):
+    sources = [view.axes_of(args["src"])] if isinstance(args.get("src"), Tensor) else []
+    for other in (axes, *sources):
         for i, (x, y) in enumerate(zip(other, index)):
-            if x.size == y.size and (i != dim or other is not found):
+            if x.size == y.size and (i != dim or other is not axes):
                 unify(x, y)
-            elif i != dim or other is not found:
+            elif i != dim or other is not axes:
                 fix(x, picked("some of its positions are picked"))
                 fix(y, picked("some of its positions are picked"))
-    return index if "sparse_grad" in args else found
+    return index if "sparse_grad" in args else axes
 
 
 @rule("bucketize searchsorted")

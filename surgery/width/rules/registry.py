@@ -1,4 +1,4 @@
-"""Rules by the names of operations: what a rule may ask and answer, and what several rules need."""
+"""Rules by the names of operations, and what several rules need."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -86,7 +86,7 @@ class RuleError(SurgeryError):
 
 RULES: dict[str, Rule] = {}
 TAGGED: dict[torch.Tag, Function] = {}
-"""By tags of operations what those do that have the tag but no rule of their own."""
+"""The rules of operations that have a tag but no rule of their own, by tag."""
 
 
 def rule(
@@ -98,7 +98,9 @@ def rule(
     layout: bool = False,
     carries: bool = False,
 ) -> Callable[[Function], Function]:
-    """Register a rule for operations; names of aten's have no namespace, and none has an overload or a last underscore.
+    """Register a rule for operations.
+
+    Names of aten's have no namespace, and none has an overload or a last underscore.
 
     Args:
         same: other names of the first of these operations.
@@ -119,7 +121,9 @@ def rule(
 
 
 def canonical(name: str) -> str:
-    """Return the name under which an operation's rule is kept: without aten's namespace and the in-place underscore.
+    """Return the name under which an operation's rule is kept.
+
+    It is the name without aten's namespace and the in-place underscore.
 
     >>> canonical("aten::add_"), canonical("aten::__and__"), canonical("mylib::norm")
     ('add', '__and__', 'mylib::norm')
@@ -142,15 +146,18 @@ def rule_for(func: Any) -> Rule | None:
 
 
 def operation_name(func: Any) -> str:
-    """`add` for aten.add_.Tensor: variants of one operation, and operations that do the same, share a name."""
+    """Return the name of an operation, `add` for aten.add_.Tensor.
+
+    Variants of one operation, and operations that do the same, share a name.
+    """
     name = _name_of(func)
     return RULES[name].name if name in RULES else name
 
 
 def argument_names(operation: str) -> list[str]:
-    """Return the names of the arguments of a registered operation and its in-place variant.
+    """Return the argument names of a registered operation and its in-place variant.
 
-    None if there is none yet.
+    There are none before the operation is registered.
     """
     space, _, bare = operation.rpartition("::")
     packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
@@ -170,7 +177,7 @@ def way_to_teach(name: str) -> str:
 
 
 def is_step(func: Any) -> bool:
-    """Return whether an operation computes something, rather than only show the same numbers in another layout."""
+    """Return whether an operation computes, not only shows numbers in another layout."""
     return not ((rule := rule_for(func)) and rule.layout)
 
 
@@ -181,7 +188,10 @@ INDICES = picked("the order of its positions matters")
 
 
 def first(args: dict[str, Any], names: str) -> Any:
-    """Return the first of these arguments that an operation has; variants of one operation name them differently."""
+    """Return the first of these arguments that an operation has.
+
+    Variants of one operation name them differently.
+    """
     return next((args[name] for name in names.split() if name in args), None)
 
 
@@ -196,7 +206,7 @@ def results(out: Any) -> list[Tensor]:
 
 
 def dims_of(args: dict[str, Any], ndim: int) -> list[int]:
-    """Return the dimensions that an operation works along, from 0; all of them if it is not told."""
+    """Return the dimensions, from 0, that an operation works along; all by default."""
     dims = first(args, "dim dims")
     if dims is None or dims == []:
         return list(range(ndim))
@@ -208,10 +218,10 @@ def fresh(shape: Iterable[int], why: Why | None = None) -> list[Axis]:
     return [Axis(size, why) for size in shape]
 
 
-def fitting(found: Iterable[Axis], shape: Iterable[int]) -> list[Axis]:
+def fitting(axes: Iterable[Axis], shape: Iterable[int]) -> list[Axis]:
     """Return these axes, and new ones where a size differs or there are no more."""
-    found = list(found)
-    return [found[i] if i < len(found) and found[i].size == size else Axis(size) for i, size in enumerate(shape)]
+    axes = list(axes)
+    return [axes[i] if i < len(axes) and axes[i].size == size else Axis(size) for i, size in enumerate(shape)]
 
 
 def unify_all(several: Iterable[Sequence[Axis]]) -> None:
@@ -222,23 +232,23 @@ def unify_all(several: Iterable[Sequence[Axis]]) -> None:
             unify(x, y)
 
 
-def unify_last(found: Sequence[Axis], other: Sequence[Axis]) -> None:
-    """Unify the last axes of two tensors where their sizes are equal: one was broadcast against the other."""
-    for x, y in zip(reversed(found), reversed(other)):
+def unify_last(axes: Sequence[Axis], other: Sequence[Axis]) -> None:
+    """Unify the last axes of equal size of two tensors, one broadcast to the other."""
+    for x, y in zip(reversed(axes), reversed(other)):
         if x.size == y.size:
             unify(x, y)
 
 
-def broadcast(view: View, given: Iterable[Tensor], shape: Sequence[int]) -> list[Axis]:
+def broadcast(view: View, operands: Iterable[Tensor], shape: Sequence[int]) -> list[Axis]:
     """Return the axes of tensors that were broadcast against each other."""
-    return broadcast_axes([view.axes_of(tensor) for tensor in given], shape)
+    return broadcast_axes([view.axes_of(tensor) for tensor in operands], shape)
 
 
-def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> list[Axis]:
+def broadcast_axes(operands: Sequence[Sequence[Axis]], shape: Sequence[int]) -> list[Axis]:
     """Return these axes broadcast against each other."""
     result = []
     for position in range(1, len(shape) + 1):
-        same = [found[-position] for found in given if len(found) >= position]
+        same = [axes[-position] for axes in operands if len(axes) >= position]
         same = [axis for axis in same if axis.size == shape[-position]]
         for other in same[1:]:
             unify(same[0], other)
@@ -247,10 +257,13 @@ def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> lis
 
 
 def fix_all(
-    view: View, given: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
+    view: View, operands: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
 ) -> list[list[Axis]]:
-    """Fix all axes, since data or memory decide which positions are picked; `why` is the reason of the results'."""
-    for tensor in given:
+    """Fix all axes, since data or memory decide which positions are picked.
+
+    `why` is the reason of the results' axes.
+    """
+    for tensor in operands:
         for axis in view.axes_of(tensor):
             fix(axis, picked("positions are picked by data"))
     return [fresh(result.shape, why) for result in results(out)]
@@ -263,14 +276,14 @@ def split_groups(axis: Axis, groups: int) -> list[Axis]:
     return [which, within]
 
 
-def slide_window(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
-    """Return axes that a window of these lengths slid over, and which of them must keep positions without a gap."""
-    kept, ordered = [], []
-    for axis, size, length in zip(found, sizes, window):
+def slide_window(axes: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
+    """Return axes after a sliding window, and axes that must stay without a gap."""
+    result, ordered = [], []
+    for axis, size, length in zip(axes, sizes, window):
         if axis.size != size:
             fix(axis, role("a window slides over it"))
             axis = Axis(size, place("a window slides over it"))
         elif length > 1:
             ordered.append(axis)
-        kept.append(axis)
-    return kept, ordered
+        result.append(axis)
+    return result, ordered

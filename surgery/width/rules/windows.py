@@ -1,4 +1,4 @@
-"""Pooling, resampling, regions of images, and operations that turn pixels into channels or channels into pixels."""
+"""Pooling, resampling, regions of images, and moves between pixels and channels."""
 
 from math import prod
 
@@ -18,20 +18,20 @@ from surgery.width.rules.registry import RuleResult, fresh, results, rule, slide
     sizes={"output_size"},
 )
 def _pool(view, args, out):
-    found = view.axes_of(args["self"])
-    pixels = max(len(found) - 2, len(args.get("kernel_size") or args["output_size"]))  # one more without a batch
-    window = [1] * (len(found) - pixels) + [2] * pixels  # of unknown length along all axes but batch and channels
-    kept, ordered = zip(*(slide_window(found, result.shape, window) for result in results(out)))
-    return RuleResult(kept, prefix_only=[axis for axes in ordered for axis in axes])
+    axes = view.axes_of(args["self"])
+    pixels = max(len(axes) - 2, len(args.get("kernel_size") or args["output_size"]))  # one more without a batch
+    window = [1] * (len(axes) - pixels) + [2] * pixels  # of unknown length along all axes but batch and channels
+    result_axes, ordered = zip(*(slide_window(axes, result.shape, window) for result in results(out)))
+    return RuleResult(result_axes, prefix_only=[axis for row in ordered for axis in row])
 
 
 @rule("max_unpool2d max_unpool3d", sizes={"output_size"})
 def _unpool(view, args, out):
-    found, pixels = view.axes_of(args["self"]), len(args["output_size"])
-    unify_all([found, view.axes_of(args["indices"])])
-    for axis in found[-pixels:]:
+    axes, pixels = view.axes_of(args["self"]), len(args["output_size"])
+    unify_all([axes, view.axes_of(args["indices"])])
+    for axis in axes[-pixels:]:
         fix(axis, role("a window slides over it"))
-    return [*found[:-pixels], *fresh(out.shape[-pixels:], role("pixels"))]
+    return [*axes[:-pixels], *fresh(out.shape[-pixels:], role("pixels"))]
 
 
 @rule("grid_sampler_2d grid_sampler_3d")
@@ -101,7 +101,10 @@ _REGION = role("positions within a region")
 
 
 def _regions(view, args) -> tuple[Axis, Axis]:
-    """Return the channels of the image and the axis of the boxes; pixels and coordinates keep their places."""
+    """Return the channels of the image and the axis of the boxes.
+
+    Pixels and coordinates keep their places.
+    """
     batch, channels, *pixels = view.axes_of(args["input"])
     boxes, coordinates = view.axes_of(args["rois"])
     for axis in (batch, *pixels, coordinates):
