@@ -220,6 +220,7 @@ def test_layout__nothing_lies_at_the_root_that_does_not_belong_there():
         "LICENSE",
         "MANIFEST.in",
         "README.md",
+        "conftest.py",
         "mkdocs.yml",
         "pyproject.toml",
     }
