@@ -39,7 +39,7 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
 
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"  # tyro says each thing on a line
     try:
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(StringIO()) as stream:
             return tyro.cli(kind, args=argv, prog=prog, **options)
     except SystemExit as ended:
         if not ended.code:
@@ -58,7 +58,7 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
             near = get_close_matches(flag, sorted(flags), n=1)
             way_out = f"did you mean --{near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise SurgeryError(f"unknown flag --{flag}: {way_out}", code="argument")
-    raise SurgeryError(f"{_core(said.getvalue())}: see `{prog} --help`", code="argument")
+    raise SurgeryError(f"{_core(stream.getvalue())}: see `{prog} --help`", code="argument")
 
 
 def _core(box: str) -> str:

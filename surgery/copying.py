@@ -66,8 +66,8 @@ def refuse_scripted(model: nn.Module) -> None:
     """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
     for name, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
-            what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module before that", code="unsupported")
+            part = f"module {name!r}" if name else "the model"
+            raise SurgeryError(f"{part} is scripted (torch.jit): give the plain module before that", code="unsupported")
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -87,25 +87,25 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
     """SurgeryError where a function of a module, which deepcopy keeps, holds modules of the model it was made for."""
     inside: set[int] = set()
     for module in modules:
-        mine = vars(module)
-        if _SIMPLE.issuperset(map(type, mine.values())) and not any(map(mine.get, _HOOKS)):
+        attributes = vars(module)
+        if _SIMPLE.issuperset(map(type, attributes.values())) and not any(map(attributes.get, _HOOKS)):
             continue
-        own = [
+        functions = [
             (f"{name} was replaced by", value)
-            for name, value in mine.items()
+            for name, value in attributes.items()
             if isinstance(value, FunctionType) and name != _COMPILED
         ]
-        own += [
+        functions += [
             (f"{name[1:-1]} is", hook)
             for name in _HOOKS
-            for hook in mine.get(name, {}).values()
+            for hook in attributes.get(name, {}).values()
             if isinstance(hook, FunctionType)
         ]
-        for what, value in own:
+        for change, value in functions:
             inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _find_held(value)):
                 raise SurgeryError(
-                    f"{type(module).__name__}: its {what} a function that holds modules: give types.MethodType",
+                    f"{type(module).__name__}: its {change} a function that holds modules: give types.MethodType",
                     code="unsupported",
                 )
 
@@ -198,7 +198,7 @@ def like(value: Tensor, tensor: Tensor) -> Tensor:
 
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
     """Replace the original tensors (by id) by new ones wherever they are registered."""
-    made: dict[int, Tensor] = {}
+    new_tensors: dict[int, Tensor] = {}
     modules = [module for _, module in named_modules(model)]
     for module in modules:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
@@ -207,13 +207,13 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                 key = id(tensor)
                 if tensor is None or key not in originals or key not in values:
                     continue
-                if key not in made:
-                    made[key] = like(values[key], tensor)
-                registry[name] = made[key]
+                if key not in new_tensors:
+                    new_tensors[key] = like(values[key], tensor)
+                registry[name] = new_tensors[key]
     for module in modules:
         for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
-            if isinstance(held, list) and any(id(item) in made for item in held):
-                vars(module)[attribute] = [made.get(id(item), item) for item in held]
+            if isinstance(held, list) and any(id(item) in new_tensors for item in held):
+                vars(module)[attribute] = [new_tensors.get(id(item), item) for item in held]
 
 
 def renew_computed(model: nn.Module) -> None:

@@ -53,8 +53,10 @@ class InternalError(RuntimeError):
 
 
 @contextmanager
-def explain(what: str, hint: str = "") -> Iterator[None]:
-    """Whatever somebody's code raises here becomes a SurgeryError of code `run` that says `what` failed; ours pass.
+def explain(task: str, hint: str = "") -> Iterator[None]:
+    """Turn any error of foreign code into a SurgeryError of code `run` that names the task.
+
+    SurgeryErrors pass unchanged.
 
     >>> with explain("loss(model, batch) fails", "; give floats"): raise TypeError("int")
     Traceback (most recent call last):
@@ -66,12 +68,12 @@ def explain(what: str, hint: str = "") -> Iterator[None]:
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
-        raise SurgeryError(f"{what}: {first_line(error)}{hint}", code="run") from error
+        raise SurgeryError(f"{task}: {first_line(error)}{hint}", code="run") from error
 
 
 @contextmanager
-def about(what: str) -> Iterator[None]:
-    """Begin a SurgeryError that is raised here with what it is about; it keeps its code.
+def about(subject: str) -> Iterator[None]:
+    """Begin a SurgeryError that is raised in this block with its subject; its code stays.
 
     >>> with about("plan.json"): raise SurgeryError("no plan", code="plan")
     Traceback (most recent call last):
@@ -81,7 +83,7 @@ def about(what: str) -> Iterator[None]:
     try:
         yield
     except SurgeryError as error:
-        raise SurgeryError(f"{what}: {error}", code=error.code) from None
+        raise SurgeryError(f"{subject}: {error}", code=error.code) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -53,15 +53,15 @@ def tensors_in(tree: Any) -> list[Tensor]:
             elif kind not in _LEAVES and not (kind is list and _LEAVES.issuperset(map(type, part))):
                 held += tensors_in(part)
         return held
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif isinstance(leaf, Mapping):  # one that torch does not look into, such as a UserDict
-            found += tensors_in(dict(leaf))
+            tensors += tensors_in(dict(leaf))
         elif hasattr(leaf, "__dataclass_fields__"):
-            found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
-    return found
+            tensors += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
+    return tensors
 
 
 _LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most of what calls take besides tensors
@@ -214,13 +214,13 @@ def check_runs(model: Any, example: Any, who: str) -> None:
         raise SurgeryError(f"{who} runs one forward pass: give an input as `example`", code="argument")
 
 
-def as_batches(batches: Iterable[Any], what: str) -> list[Any]:
+def as_batches(batches: Iterable[Any], argument: str) -> list[Any]:
     """Return batches as a list; SurgeryError if there are none, or for one batch."""
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
     batches = list(batches)
     if not batches:
-        raise SurgeryError(f"{what!r} needs `batches`, at least one", code="argument")
+        raise SurgeryError(f"{argument!r} needs `batches`, at least one", code="argument")
     return batches
 
 

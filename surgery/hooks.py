@@ -41,12 +41,12 @@ class Follower(Protocol):
         """
 
     def depth_edits(
-        self, before: nn.Module, after: nn.Module, kept: Sequence[tuple[int, Sequence[int]]]
+        self, before: nn.Module, after: nn.Module, moves: Sequence[tuple[int, Sequence[int]]]
     ) -> Sequence[Mapping[str, Any]]:
         """Return edits after which a model of another depth says what it is; log a warning if none make it so.
 
         Args:
-            kept: for each section that changes how many blocks it had, and which of them each new block is or repeats.
+            moves: for each section that changes how many blocks it had, and which of them each new block is or repeats.
         """
 
 
@@ -58,7 +58,7 @@ def followers(model: nn.Module) -> list[Follower]:
     """
     if not any(is_settings(value) for name, value in vars(model).items() if name not in _OWN):
         return []
-    found = []
+    matches = []
     for name in FOLLOWERS:
         try:
             follower = cast(Follower, import_module(name))
@@ -72,5 +72,5 @@ def followers(model: nn.Module) -> list[Follower]:
             )
             continue
         if follower.follows(model):
-            found.append(follower)
-    return found
+            matches.append(follower)
+    return matches

@@ -94,7 +94,7 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
     side = getattr(config, "image_size", None) or getattr(model, "image_size", 224)
     side = 299 if type(model).__name__ == "Inception3" else side
     sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
-    if len(sides) != 2 or not all(isinstance(one, int) for one in sides):
+    if len(sides) != 2 or not all(isinstance(length, int) for length in sides):
         return (3, 224, 224)
     return (getattr(config, "num_channels", 3), *sides)
 

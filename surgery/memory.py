@@ -25,8 +25,8 @@ def free_memory() -> float | None:
         return None
     try:
         limit = int((_GROUP / "memory.max").read_text())  # the text "max" is no limit
-        kept = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        taken = int((_GROUP / "memory.current").read_text()) - sum(int(kept.get(name, 0)) for name in _GIVEN_BACK)
+        counters = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        taken = int((_GROUP / "memory.current").read_text()) - sum(int(counters.get(name, 0)) for name in _GIVEN_BACK)
     except (OSError, ValueError):
         return machine + swap
     return max(0, min(machine + swap, limit - taken + min(swap, _group_swap())))

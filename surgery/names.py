@@ -30,7 +30,7 @@ def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn
     >>> [name for name, _ in named_modules(net)], [name for name, _ in named_modules(net, tied=True)]
     (['', '0', '1'], ['', '0', '1', '1.0'])
     """
-    found: list[tuple[str, nn.Module]] = []
+    modules: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
     left = [("", model)]
     while left:
@@ -39,11 +39,11 @@ def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn
             if id(module) in seen:
                 continue
             seen.add(id(module))
-        found.append((name, module))
+        modules.append((name, module))
         if children := module._modules:
             prefix = f"{name}." if name else ""
             left += [(prefix + key, child) for key, child in children.items() if child is not None][::-1]
-    return found
+    return modules
 
 
 def is_inside(name: str, module: str) -> bool:

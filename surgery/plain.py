@@ -41,7 +41,7 @@ def is_like(old: Any, value: Any) -> bool:
     (True, True, True, False, False)
     """
     if isinstance(old, list | tuple) and isinstance(value, list | tuple):
-        return all(any(is_like(one, item) for one in old or [0]) for item in value)
+        return all(any(is_like(example, item) for example in old or [0]) for item in value)
     if isinstance(old, dict) and isinstance(value, dict):
         return all(key not in old or is_like(old[key], item) for key, item in value.items())
     if old is None or value is None:

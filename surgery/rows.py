@@ -59,14 +59,14 @@ def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequenc
     plan = Plan(sources, shapes_of(values), tuple(edits), structure(model), dtypes)
     more: list[Edit] = []
     for name, part in find_configured(ghost):
-        own = _restrict(plan, name, part)
-        if own.small_shapes == dict(own.shapes):
+        part_plan = _restrict(plan, name, part)
+        if part_plan.small_shapes == dict(part_plan.shapes):
             continue
         for follower in followers(part):
-            found, problem = follower.width_edits(part, own, NewSizes({}, {}, []), lambda _: None)
+            part_edits, problem = follower.width_edits(part, part_plan, NewSizes({}, {}, []), lambda _: None)
             if problem:
                 _log.warning(problem)
-            more += [{**edit, "module": join(name, edit["module"]).removesuffix(".")} for edit in found]
+            more += [{**edit, "module": join(name, edit["module"]).removesuffix(".")} for edit in part_edits]
     return plan.with_edits((*plan.edits, *more))
 
 
@@ -86,7 +86,9 @@ def _restrict(plan: Plan, module: str, part: nn.Module) -> Plan:
     def within(named: Mapping[str, Any]) -> dict[str, Any]:
         return {name[start:]: value for name, value in named.items() if is_inside(name, module)}
 
-    entries = {n: tuple(s._replace(name=s.name[start:]) for s in own) for n, own in within(plan.entries).items()}
+    entries = {
+        n: tuple(s._replace(name=s.name[start:]) for s in sources) for n, sources in within(plan.entries).items()
+    }
     edits = [{**e, "module": e["module"][start:]} for e in plan.edits if is_inside(e["module"], module)]
     return Plan(entries, within(plan.shapes), tuple(edits), structure(part), within(plan.dtypes))
 

@@ -178,12 +178,12 @@ def norm_factors(
     if not isinstance(measure, str) or measure not in ("norm", "rms"):
         raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms", code="argument")
     if plans is None:
-        groups, found = _measure_stack(as_stack(models), q, groups, mask, weights)
+        groups, pairs = _measure_stack(as_stack(models), q, groups, mask, weights)
     elif mask is not None:
         raise SurgeryError("plans say which elements each model covers: give either plans or a mask", code="argument")
     else:
-        groups, found = _measure_parts(client_states(models, plans), plans, q, groups, weights)
-    norms = found[..., 0] if measure == "norm" else found[..., 0] / found[..., 1].sqrt().clamp(min=1)
+        groups, pairs = _measure_parts(client_states(models, plans), plans, q, groups, weights)
+    norms = pairs[..., 0] if measure == "norm" else pairs[..., 0] / pairs[..., 1].sqrt().clamp(min=1)
     for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
         bad = norms[g].isnan().nonzero().flatten().tolist()
         raise SurgeryError(f"{', '.join(groups[g])} of models {bad} hold NaN or inf: leave them out", code="values")
@@ -203,14 +203,14 @@ def _measure_stack(
     mask = {} if mask is None else {name: check_mask(name, m, models) for name, m in as_stack(mask).items()}
     floating = {name for name, tensor in models.items() if tensor.is_floating_point() or tensor.is_complex()}
     groups = check_groups(groups, models, floating, "the stack")
-    found = torch.zeros(len(groups), k, 2, dtype=torch.float64)
+    pairs = torch.zeros(len(groups), k, 2, dtype=torch.float64)
     for g, group in enumerate(groups):
         covered = [
             [models[n][c].masked_select(mask[n][c]) if n in mask else models[n][c] for n in group] if row[c] else []
             for c in range(k)
         ]
-        found[g] = joint_norms(covered, q)
-    return groups, found
+        pairs[g] = joint_norms(covered, q)
+    return groups, pairs
 
 
 def _measure_parts(
@@ -230,8 +230,8 @@ def _measure_parts(
     integers = {
         full
         for c, held in enumerate(small)
-        for full, own in held.items()
-        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in own)
+        for full, held_parts in held.items()
+        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in held_parts)
     }
     groups = check_groups(groups, plans[0].shapes, plans[0].shapes.keys() - integers, "the full model")
     # A block that stands for others has the same norm everywhere, so it is computed only once.
@@ -239,8 +239,8 @@ def _measure_parts(
     place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and model; 0 for none
     for g, group in enumerate(groups):
         for c in members:
-            own = (part for name in group for part in small[c].get(name, ()))
-            if held := tuple(sorted(own, key=lambda part: (part[0], str(part[1])))):
+            held_parts = (part for name in group for part in small[c].get(name, ()))
+            if held := tuple(sorted(held_parts, key=lambda part: (part[0], str(part[1])))):
                 place[g, c] = rows.setdefault((c, held), len(rows) + 1)
     jobs = [[ascending(states[c][n].detach(), index)[0] for n, index in held] for c, held in rows]
     return groups, joint_norms([[], *jobs], q)[place]
@@ -309,9 +309,9 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
         return _lowest(torch.stack([_magnitudes(jobs[j]) for j in part]), q)
 
     result = torch.zeros(len(jobs), 2, dtype=torch.float64)
-    for parts_device, own in parts.items():
-        found = in_threads(measure, own) if parts_device.type == "cpu" else list(map(measure, own))
-        result[[j for part in own for j in part]] = torch.cat(found).cpu().double()
+    for parts_device, device_parts in parts.items():
+        norms = in_threads(measure, device_parts) if parts_device.type == "cpu" else list(map(measure, device_parts))
+        result[[j for part in device_parts for j in part]] = torch.cat(norms).cpu().double()
     return result
 
 
@@ -398,13 +398,16 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
         np.minimum(rows, most, out=rows)
         squares.append(np.matmul(rows[:, None, :], rows[:, :, None]))
     total = float(np.concatenate(squares).sum(dtype=np.float64))
-    found, place = np.concatenate(between), rank - (n - number)
-    if not (np.isfinite(top) and 0 <= place < found.size):
+    candidates, place = np.concatenate(between), rank - (n - number)
+    if not (np.isfinite(top) and 0 <= place < candidates.size):
         return _lowest(_magnitudes(job)[None], q)
-    found.partition(place)
-    ties = np.count_nonzero(found[place:] == found[place])
+    candidates.partition(place)
+    ties = np.count_nonzero(candidates[place:] == candidates[place])
     inside = total - number * float(low) ** 2  # the squares below `low`
-    inside += np.einsum("i,i", found[:place], found[:place], dtype=np.float64) + ties * float(found[place]) ** 2
+    inside += (
+        np.einsum("i,i", candidates[:place], candidates[:place], dtype=np.float64)
+        + ties * float(candidates[place]) ** 2
+    )
     if inside < total / 4:
         return _lowest(_magnitudes(job)[None], q)
     return torch.tensor([[math.sqrt(inside), rank + ties]], dtype=torch.float64)

@@ -34,19 +34,19 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
     seen: set[int] = set()
     for module_name, module in modules.items():
         buffers = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
-        own = {}
+        own_tensors = {}
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             tied_buffer = name in buffers and id(tensor) in parameters
             if tensor is not None and id(tensor) not in seen and not tied_buffer:
                 seen.add(id(tensor))
-                own[join(module_name, name)] = tensor
-        if own:
-            yield module_name, module, own
+                own_tensors[join(module_name, name)] = tensor
+        if own_tensors:
+            yield module_name, module, own_tensors
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model's state themselves, not detached, by state name."""
-    return {name: tensor for _, _, own in owners(model) for name, tensor in own.items()}
+    return {name: tensor for _, _, own_tensors in owners(model) for name, tensor in own_tensors.items()}
 
 
 def names_by_id(model: nn.Module) -> dict[int, str]:
@@ -92,8 +92,8 @@ def state(model: nn.Module) -> State:
     return {name: tensor.detach() for name, tensor in tensors(model).items()}
 
 
-def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
-    """Return a state, given as such or as a module; SurgeryError, which names `what`, for anything else.
+def as_state(values: Mapping[str, Tensor] | nn.Module, label: str = "a state") -> Mapping[str, Tensor]:
+    """Return a state, given as such or as a module; SurgeryError, which names `label`, for anything else.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -102,7 +102,7 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
         return state(values)
     if not isinstance(values, Mapping):
         raise SurgeryError(
-            f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
+            f"{label} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
             f"{type(values).__name__}"
             + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
             + ("; optimizers follow by surgery.optimizers.follow" if hasattr(values, "param_groups") else ""),
@@ -111,13 +111,13 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(
-            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
+            f"{odd[0]!r} of {label} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
             code="argument",
         )
     for name, tensor in values.items():
         if tensor.layout is not torch.strided or tensor.is_quantized:
             kind = f"{tensor.layout}, {tensor.dtype}: give plain tensors (to_dense and dequantize make them)"
-            raise SurgeryError(f"{name!r} of {what} is {kind}", code="unsupported")
+            raise SurgeryError(f"{name!r} of {label} is {kind}", code="unsupported")
     return values
 
 
@@ -174,34 +174,34 @@ def load(model, values, *, fit=None):
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"load takes a module first, not a {type(model).__name__}", code="argument")
-    own, values = state(model), as_state(values, "what is loaded")
+    own_state, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
     known = metas(values) if is_lazy_state else values
     if fit is None:
-        check_same(own, known, "the model", "the given state")
-        report, sources = None, {name: name for name in own}
+        check_same(own_state, known, "the model", "the given state")
+        report, sources = None, {name: name for name in own_state}
     else:
-        report = fit_state(own, ties(model), known, fit, find_packed(model))
-        sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
+        report = fit_state(own_state, ties(model), known, fit, find_packed(model))
+        sources = {**report.taken, **{name: origin for name, (origin, _, _) in report.cut.items()}}
     for name, source in sources.items():
-        if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
+        if own_state[name].is_meta or (known[source].is_meta and not is_lazy_state):
             raise SurgeryError(f"tensor {name!r} has no data: call model.to_empty(device=...) first", code="values")
-        if not torch.can_cast(known[source].dtype, own[name].dtype):
+        if not torch.can_cast(known[source].dtype, own_state[name].dtype):
             raise SurgeryError(
-                f"tensor {name!r} is {own[name].dtype} in the model, {known[source].dtype} in the state",
+                f"tensor {name!r} is {own_state[name].dtype} in the model, {known[source].dtype} in the state",
                 code="mismatch",
             )
     if not is_lazy_state:  # a lazy state is read one tensor at a time
         # Views of the model's own memory, of layers that change places say, are read before any of it is written.
-        memory = {_memory(tensor) for tensor in own.values()}
+        memory = {_memory(tensor) for tensor in own_state.values()}
         values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
     with torch.no_grad():
         for name, source in sources.items():
-            here, there = own[name], values[source]
-            if here.shape != there.shape:
-                both = tuple(slice(size) for size in map(min, here.shape, there.shape))
-                here, there = here[both], there[both]
-            here.copy_(there)
+            target, value = own_state[name], values[source]
+            if target.shape != value.shape:
+                both = tuple(slice(size) for size in map(min, target.shape, value.shape))
+                target, value = target[both], value[both]
+            target.copy_(value)
     return model if report is None else (model, report)
 
 
@@ -226,16 +226,16 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
         raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}", code="argument")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one", code="argument")
-    found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
-    for k, other in enumerate(found[1:], 1):
-        check_same(found[0], other, "state 0", f"state {k}")
-        for name, tensor in found[0].items():
+    mappings = [as_state(values, f"state {k}") for k, values in enumerate(states)]
+    for k, other in enumerate(mappings[1:], 1):
+        check_same(mappings[0], other, "state 0", f"state {k}")
+        for name, tensor in mappings[0].items():
             if tensor.device != other[name].device:
                 raise SurgeryError(
                     f"tensor {name!r} is on {tensor.device} in state 0, {other[name].device} in state {k}: move one",
                     code="mismatch",
                 )
-    return {name: torch.stack([s[name] for s in found]) for name in found[0]}
+    return {name: torch.stack([s[name] for s in mappings]) for name in mappings[0]}
 
 
 def unstack(models: Mapping[str, Tensor]) -> list[State]:

@@ -54,8 +54,8 @@ class Operations(TorchDispatchMode):
             if makes == "the first argument":
                 return args[0]
             forms, several = known
-            made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
-            return tuple(made) if several else made[0]
+            tensors = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
+            return tuple(tensors) if several else tensors[0]
         result = func(*args, **kwargs)
         parts = result if isinstance(result, tuple) else (result,)
         if not key:
@@ -64,8 +64,8 @@ class Operations(TorchDispatchMode):
             if result is args[0] and _form_key(func, args, kwargs) == key:
                 _remember(key, ())
         elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
-            given = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
-            if given.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
+            memories = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+            if memories.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
                 _remember(key, (forms, isinstance(result, tuple)))
         return result
@@ -102,7 +102,7 @@ def memory(tensor: Tensor) -> int:
 
 def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Return all that a result's form depends on; None unless all tensors, at least one, are on the meta device."""
-    found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
+    key: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):
         for part in value if isinstance(value, list) else (value,):
@@ -111,13 +111,13 @@ def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
                 if not part.is_meta or part.layout is not torch.strided:
                     return None
                 on_meta = True
-                found += (part.shape, part.stride(), part.dtype)
+                key += (part.shape, part.stride(), part.dtype)
             elif isinstance(part, Tensor):
                 return None
             else:
-                found.append(part)
-        found.append(type(value))  # 1 is equal to True and 1.0
-    return tuple(found) if on_meta else None
+                key.append(part)
+        key.append(type(value))  # 1 is equal to True and 1.0
+    return tuple(key) if on_meta else None
 
 
 class Watch(Operations):

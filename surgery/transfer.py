@@ -59,10 +59,10 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensor.device.type == "cpu":
             result[i] = tensor.detach().clone(memory_format=torch.contiguous_format)
             continue
-        mine = bundles.setdefault((tensor.device, tensor.dtype), [[]])
-        if mine[-1] and sum(tensors[j].nbytes for j in mine[-1]) + tensor.nbytes > _AT_ONCE:
-            mine.append([])
-        mine[-1].append(i)
+        groups = bundles.setdefault((tensor.device, tensor.dtype), [[]])
+        if groups[-1] and sum(tensors[j].nbytes for j in groups[-1]) + tensor.nbytes > _AT_ONCE:
+            groups.append([])
+        groups[-1].append(i)
     for bundle in (bundle for every in bundles.values() for bundle in every):
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in bundle]).cpu()
         for i, values in zip(bundle, flat.split([tensors[i].numel() for i in bundle])):
@@ -88,5 +88,5 @@ def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]
     """
-    found = host_copies([t.detach() if t.device.type in WITHOUT_FLOAT64 else t.detach().double() for t in tensors])
-    return [tensor.double() for tensor in found]
+    copies = host_copies([t.detach() if t.device.type in WITHOUT_FLOAT64 else t.detach().double() for t in tensors])
+    return [tensor.double() for tensor in copies]

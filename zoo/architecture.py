@@ -114,8 +114,8 @@ def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> 
     if len(rates) == sections:
         rates += rates[-1:] * (len(parts) - sections)
     if len(rates) != len(parts):
-        each = f", or one for each of {', '.join(parts)}" if len(parts) > 1 else ""
-        raise ZooError(f"{owner} takes one width{each}; got {len(rates)}", code="argument")
+        hint = f", or one for each of {', '.join(parts)}" if len(parts) > 1 else ""
+        raise ZooError(f"{owner} takes one width{hint}; got {len(rates)}", code="argument")
     for rate in rates:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
             raise ZooError(f"{owner}: width is a rate above 0, at most {_WIDEST}, got {rate!r}", code="argument")

@@ -92,7 +92,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     if not any(isinstance(module, StaticBatchNorm2d) for module in model.modules()):
         return {}
     weights = model.state_dict() if state is None else state
-    own = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
+    tensors = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
     model = copy.deepcopy(model).eval()  # hooks and modes are those of the copy
     norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
@@ -108,7 +108,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         norm.register_forward_pre_hook(partial(watch, name))
     batch = None
     for batch in batches:
-        functional_call(model, own, (batch,))
+        functional_call(model, tensors, (batch,))
     if batch is None:
         raise ZooError("no batches to collect statistics from: give at least one", code="argument")
     result = {}

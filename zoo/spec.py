@@ -220,7 +220,7 @@ class Spec:
         """
         from torch.utils.flop_counter import FlopCounterMode  # imports triton
 
-        own = self.tokens or self.image_size
+        own_size = self.tokens or self.image_size
         try:
             model = self.build(device="meta").eval().requires_grad_(False)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -228,7 +228,7 @@ class Spec:
         except ZooError:
             raise
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-            at = f"{own}" if size is None else f"{own}, not at {size}"
+            at = f"{own_size}" if size is None else f"{own_size}, not at {size}"
             why = first_line(error)
             raise ZooError(f"{self.name} cannot be counted at other sizes than {at}: {why}", code="argument") from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
@@ -270,8 +270,8 @@ class Spec:
         known = [field.name for field in dataclasses.fields(cls)]
         if strange := [key for key in values if key not in known]:
             raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}", code="argument")
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**given)
+        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**arguments)
 
 
 def _number(value: Any) -> Any:

@@ -115,8 +115,8 @@ def read(file: str | Path) -> dict[str, Tensor]:
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:
-        what = "is damaged, or holds other objects than tensors, which could run code"
-        raise ZooError(f"{file} {what}: save model.state_dict() instead", code="file") from None
+        reason = "is damaged, or holds other objects than tensors, which could run code"
+        raise ZooError(f"{file} {reason}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
         raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}", code="file") from None
     for key in ("state_dict", "model_state_dict", "model"):
@@ -149,8 +149,8 @@ def classes(state: Mapping[str, Tensor]) -> int | None:
     >>> classes({"classifier.0.bias": torch.zeros(8), "classifier.3.bias": torch.zeros(5)})
     5
     """
-    found = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
-    return len(state[max(found)[1]]) if found else None
+    heads = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
+    return len(state[max(heads)[1]]) if heads else None
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -176,55 +176,55 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-5)
     True
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
-    if not own.keys() <= state.keys():
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
+    if not tensors.keys() <= state.keys():
         try:
-            state = _by_position(state, own, model)
+            state = _by_position(state, tensors, model)
         except ZooError:
-            state = _by_position(_in_order(state, model), own, model)
-    for name, tensor in own.items():
+            state = _by_position(_in_order(state, model), tensors, model)
+    for name, tensor in tensors.items():
         if state[name].shape != tensor.shape:
-            what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
-            raise ZooError(f"the given state is of another model: its {name} is {what}", code="mismatch")
+            shapes = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
+            raise ZooError(f"the given state is of another model: its {name} is {shapes}", code="mismatch")
     try:
-        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
+        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in tensors.values()))
     except RuntimeError as error:
         raise ZooError(" ".join(str(error).split()), code="mismatch") from None
     return model
 
 
-def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
+def _by_position(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], model: nn.Module) -> State:
     """Return the tensors of a library's state, as the model has them, under the names of the model's tensors."""
-    given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
+    source = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     if isinstance(model, Network):
-        given = model.from_foreign(given)
-    statistics = any(name.endswith("running_mean") for name in given)
+        source = model.from_foreign(source)
+    statistics = any(name.endswith("running_mean") for name in source)
     wanted, target = {}, type(model).__name__
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         wanted[name] = tensor.shape
         module, _, last = name.rpartition(".")
         if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
             wanted |= {f"{module}.running_mean": tensor.shape, f"{module}.running_var": tensor.shape}
-    for (a, x), (b, shape) in zip(given.items(), wanted.items()):
+    for (a, x), (b, shape) in zip(source.items(), wanted.items()):
         if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
                 f"the given state is of another model, or not in the order of its state_dict(): it has {a} "
                 f"{list(x.shape)} where this {target} has {b} {list(shape)}",
                 code="mismatch",
             )
-    if len(given) != len(wanted):
-        raise ZooError(f"the given state has {len(given)} tensors, this {target} {len(wanted)}", code="mismatch")
-    return dict(zip(wanted, given.values()))
+    if len(source) != len(wanted):
+        raise ZooError(f"the given state has {len(source)} tensors, this {target} {len(wanted)}", code="mismatch")
+    return dict(zip(wanted, source.values()))
 
 
 def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
     """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it."""
-    given = sorted(name for name in state if not _is_counter(name))
+    source_names = sorted(name for name in state if not _is_counter(name))
     for layout in _LAYOUTS:
         for ours, theirs in counterparts(layout).items():
             if type(model) is type(_skeleton(ours)):
                 names = [name for name in _tensor_names(layout.removesuffix("_plain"), theirs) if not _is_counter(name)]
-                if sorted(names) == given:
+                if sorted(names) == source_names:
                     return {name: state[name] for name in names}
     return state
 
@@ -251,9 +251,9 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     for layout, norm in (("torchvision", "batch"), ("torchvision_plain", "none")):
         for ours, theirs in counterparts(layout).items():
             model = _skeleton(ours, norm, classes)
-            own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-            if own == shapes:
-                values = iter(model.to_foreign({name: state[name] for name in own}))
+            own_shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+            if own_shapes == shapes:
+                values = iter(model.to_foreign({name: state[name] for name in own_shapes}))
                 return {
                     key: torch.tensor(0) if _is_counter(key) else next(values)
                     for key in _tensor_names("torchvision", theirs)

@@ -91,9 +91,9 @@ class LowRank(nn.Module):
             return result + added
         weight = self.base_layer.weight
         share = self.lora_magnitude_vector / norms((weight + self.change()).detach(), is_transposed(self.base_layer))
-        each = [-1, *(1 for _ in weight.shape[2:])]
-        bias = 0 if self.base_layer.bias is None else self.base_layer.bias.view(each).to(result.dtype)
-        return share.view(each).to(result.dtype) * (result - bias + added) + bias
+        shape = [-1, *(1 for _ in weight.shape[2:])]
+        bias = 0 if self.base_layer.bias is None else self.base_layer.bias.view(shape).to(result.dtype)
+        return share.view(shape).to(result.dtype) * (result - bias + added) + bias
 
     def change(self) -> Tensor:
         """Return what the adapter adds to the layer's weight, of the weight's shape: scale B A."""

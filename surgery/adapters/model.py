@@ -80,8 +80,8 @@ def add(
         raise SurgeryError(f"kind={kind!r}: give lora or dora", code="argument")
     tensors: State = {}
     for name, layer in _choose_layers(model, modules, train).items():
-        one = name_factors(name, layer, *initial(layer, rank, generator))
-        tensors |= one._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
+        pair = name_factors(name, layer, *initial(layer, rank, generator))
+        tensors |= pair._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
     return attach(model, tensors, train=train, scale=scale, dropout=dropout)
 
 
@@ -119,10 +119,10 @@ def attach(
             f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge",
             code="argument",
         )
-    own = all_tensors(model)
-    found, rest = factors(tensors)
-    check_unscaled(found)
-    if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
+    model_tensors = all_tensors(model)
+    pairs, rest = factors(tensors)
+    check_unscaled(pairs)
+    if odd := [name for name in rest if name not in model_tensors or model_tensors[name].shape != rest[name].shape]:
         raise SurgeryError(f"{odd[0]!r} is no tensor of the model or has another shape", code="mismatch")
     trained = _list_trained(model, train) | rest.keys()
     result = _share(model, rest)
@@ -133,12 +133,12 @@ def attach(
         parameter.requires_grad_(name in trained and parameter.is_floating_point())
         if parameter.requires_grad and name not in rest:
             parameter.data = parameter.data.clone()
-    for name, one in found.items():
+    for name, pair in pairs.items():
         layer = _layer(result, name)
-        wanted = shapes(layer, len(one.a))
-        if wanted != (one.a.shape, one.b.shape):
+        wanted = shapes(layer, len(pair.a))
+        if wanted != (pair.a.shape, pair.b.shape):
             raise SurgeryError(
-                f"the adapter of {name} is {one.a.shape}, {one.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
+                f"the adapter of {name} is {pair.a.shape}, {pair.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
                 code="mismatch",
             )
         if isinstance(scale, Mapping) and name not in scale:
@@ -146,12 +146,12 @@ def attach(
         factor = float(scale[name] if isinstance(scale, Mapping) else scale)
         if not math.isfinite(factor):
             raise SurgeryError(f"scale={factor} of {name!r}: give a finite number", code="argument")
-        if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
+        if (m := pair.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
             raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, not {list(takes)}", code="mismatch")
-        made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
+        low_rank = LowRank(layer, pair.a.detach(), pair.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
-            return made
-        result.set_submodule(name, made)
+            return low_rank
+        result.set_submodule(name, low_rank)
     return result
 
 
@@ -233,8 +233,8 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     >>> torch.equal(unmerge(merge(adapted), adapted)[0].base_layer.weight, adapted[0].base_layer.weight)
     True
     """
-    found, rest = factors(state(model))
-    tensors = {name: tensor for one in found.values() for name, tensor in one.state.items()}
+    adapters, rest = factors(state(model))
+    tensors = {name: tensor for adapter in adapters.values() for name, tensor in adapter.state.items()}
     whole = sorted({name.rpartition(".")[0] for name in rest})
     result = attach(merged, tensors, train=whole, scale=scales(model))
     with_adapters = dict(adapted_layers(model))
@@ -348,11 +348,11 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 def _replace(model: nn.Module, merged: bool) -> nn.Module:
     """Return a plain model: the base layers, or these with the adapters folded into them."""
     result = _share(model)
-    found = dict(adapted_layers(result))
-    if not found:
+    layers = dict(adapted_layers(result))
+    if not layers:
         raise SurgeryError("the model has no adapters", code="argument")
     shared = _several_owners(result)
-    for name, layer in found.items():
+    for name, layer in layers.items():
         plain = layer.base_layer
         if merged:
             if id(plain.weight) in shared:

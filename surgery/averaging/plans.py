@@ -69,18 +69,19 @@ def average_parts(
             parts[full] += [_Part(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
 
     def mean(name: str) -> Tensor:
-        old, own = fallback[name].detach(), parts[name]
-        for part in own:
-            kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
+        old, tensor_parts = fallback[name].detach(), parts[name]
+        for part in tensor_parts:
+            kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (old, part.values)]
             if kinds[0] != kinds[1]:
                 raise SurgeryError(f"{name!r} is {old.dtype} in the fallback, not {part.values.dtype}", code="mismatch")
         with torch.no_grad():  # threads do not inherit it from the caller
             numeric = old.is_floating_point() or old.is_complex()
             if reduce is None and numeric and not is_pruning_mask(name, fallback):
-                return _mean(old, own)
+                return _mean(old, tensor_parts)
             if not numeric or is_pruning_mask(name, fallback):
-                own = [part._replace(factor=1.0) for part in own]
-            values, covered = _embedded(old if numeric else old.to(torch.int64), own)  # compared as they are in states
+                tensor_parts = [part._replace(factor=1.0) for part in tensor_parts]
+            # integers are compared as they are in states
+            values, covered = _embedded(old if numeric else old.to(torch.int64), tensor_parts)
             return reduce_tensor(name, fallback, values, covered, old.to(values), reduce).to(old)
 
     if reduce is not None:
@@ -126,15 +127,15 @@ def _scales(
 ) -> dict[str, list[float]]:
     """Return factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
     try:
-        given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+        tensors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(f"factors are numbers [{k}] by name: {error}", code="argument") from None
-    for name, factor in given.items():
+    for name, factor in tensors.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor", code="name")
         if factor.shape != (k,):
             raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}]", code="argument")
-    scales = {name: factor.tolist() for name, factor in given.items()}
+    scales = {name: factor.tolist() for name, factor in tensors.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite", code="argument")
     return scales
@@ -200,10 +201,10 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
 
 def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
     """Add alpha times what a part has of a slab in place; the slab begins at `start` of the first axis."""
-    found = _within(part, slab, start)
-    if found is None:
+    overlap = _within(part, slab, start)
+    if overlap is None:
         return
-    values, index = found
+    values, index = overlap
     if values.device != slab.device:
         values = values.to(slab.device)
     if is_scatter_faster(index):

@@ -131,10 +131,10 @@ class Output:
         """
         config = None if self.out.suffix else config_of(module)
         text = f"{self.out}: {len(values)} tensor{'s' * (len(values) != 1)}, {size_text(_total(values))}"
-        made = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
+        record = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
         options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
         with tqdm(total=_total(values), desc=self.out.name, **options) as bar:
-            metadata, folder = {PROVENANCE: json.dumps(made)}, None if like is None else like.folder
+            metadata, folder = {PROVENANCE: json.dumps(record)}, None if like is None else like.folder
             more: dict[str, Any] = {"config": config, "shard_bytes": size_in_bytes(self.shard_size)}
             write(self.out, values, metadata=metadata, like=folder, progress=bar.update, **more)
         print(text)
@@ -202,9 +202,9 @@ def config_of(module: nn.Module | None) -> dict | None:
         SurgeryError: if the model's class would make other tensors of it, so that it could not read its weights.
     """
     config = None if module is None else config_json(module)
-    if module is not None and config is not None and (what := why_unreadable(module)):
+    if module is not None and config is not None and (reason := why_unreadable(module)):
         raise SurgeryError(
-            f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
+            f"no config.json describes the result ({reason}), so that from_pretrained would refuse it: give a file, "
             "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
             "prune has --even, --heads and --rounding, which keep layers alike",
             code="unsupported",
@@ -234,30 +234,30 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         return make_model(called, **arguments)
     if not library or not factory:
         raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
-    made = flags.import_object(called, "model")(**arguments)
-    if not isinstance(made, nn.Module):
-        raise SurgeryError(f"model {called} gives a {type(made).__name__}, not a torch.nn.Module", code="argument")
-    return made
+    model = flags.import_object(called, "model")(**arguments)
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"model {called} gives a {type(model).__name__}, not a torch.nn.Module", code="argument")
+    return model
 
 
 def _describe(folder: Checkpoint | None) -> nn.Module:
-    found = None if folder is None else folder.config
-    if folder is None or found is None:
+    config = None if folder is None else folder.config
+    if folder is None or config is None:
         raise SurgeryError(f"the checkpoint holds tensors only: give its --model {_FORMS}", code="argument")
     file = folder.path / "config.json"
     try:
-        return model_of(folder.path, found["architectures"][0])
+        return model_of(folder.path, config["architectures"][0])
     except ImportError:
         raise SurgeryError(f"{file} needs transformers, which is not installed: give --model", code="missing") from None
     except Exception as error:  # transformers' own, of all kinds
         raise SurgeryError(f"{file} is of no model ({first_line(error)}): give --model", code="unsupported") from None
 
 
-def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:
+def state_for(model: nn.Module, values: LazyState, label: str, called: str | None = None) -> LazyState:
     """Return the values under the names of `surgery.state(model)`; of tied tensors the first name that is there counts.
 
     Args:
-        what, called: what errors call the values, and the model.
+        label, called: what errors call the values, and the model.
 
     Raises:
         SurgeryError: if a tensor of the model is missing or has another shape, or one of the values is unknown.
@@ -269,30 +269,30 @@ def state_for(model: nn.Module, values: LazyState, what: str, called: str | None
         first = first_names.get(tensor.data_ptr())
         if name not in places and first and first not in values and name in values:
             places[first] = name
-    found = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, what)
+    entries = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, label)
     sizes, kind, wrong = shapes_of(model), called or type(model).__name__, ""
-    if missing := [name for name in places if name not in found]:
+    if missing := [name for name in places if name not in entries]:
         wrong = f"no {missing[0]!r}, which {kind} has, and {len(missing) - 1} more such tensors"
     elif extra := [name for name in values if name not in places.values() and name not in tied]:
         wrong = f"{extra[0]!r}, which {kind} does not have, and {len(extra) - 1} more such tensors"
-    elif odd := [name for name in places if found.pieces(name).shape != sizes[name]]:
-        wrong = f"{odd[-1]!r} of shape {found.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
+    elif odd := [name for name in places if entries.pieces(name).shape != sizes[name]]:
+        wrong = f"{odd[-1]!r} of shape {entries.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
     if wrong:
         way_out = "give the --model that it was saved from, with its arguments, such as num_classes=10 for 10 classes"
-        raise SurgeryError(f"{what} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
-    return found
+        raise SurgeryError(f"{label} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
+    return entries
 
 
 def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
     """Raise a SurgeryError, which says what to do on the command line, unless a model runs on its example."""
     hint = "; give the shape of one input as --input, without the batch"
     if shape is not None:
-        given, seen = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
-        hint = f"; --input {given} is one input without the batch, so that the model got {seen}"
+        shape_text, batch_text = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
+        hint = f"; --input {shape_text} is one input without the batch, so that the model got {batch_text}"
 
-    def run(net: nn.Module, given: Any) -> None:
+    def run(net: nn.Module, inputs: Any) -> None:
         with in_mode(net, training=False):
-            call(net, given)
+            call(net, inputs)
 
     observe(model, example, run, hint)
 

@@ -56,6 +56,6 @@ def _change(
                 code="ambiguous",
             )
         (_, plan), changed = change(shapes, **depths), None
-    made = {"do": name, **depths}
-    to.write(apply(plan, model.values), made, {"model": model}, like=model, module=changed)
+    record = {"do": name, **depths}
+    to.write(apply(plan, model.values), record, {"model": model}, like=model, module=changed)
     to.write_plan(plan)

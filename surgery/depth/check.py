@@ -56,7 +56,7 @@ class _Skips(TorchFunctionMode):
                 if self._runs[section] > run:  # the first use is that of the next block, or of what follows
                     self.found.add((block, tuple(self._runs.values())))
                 if function.__name__ in _SAME:
-                    self._outputs |= {id(one): (one, section, block, run) for one in results}
+                    self._outputs |= {id(part): (part, section, block, run) for part in results}
         return result
 
 
@@ -71,7 +71,7 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
     """
     place = {block: section for section in skipping for block in section.blocks}
 
-    def watch(copy: nn.Module, given: Any) -> Pass:
+    def watch(copy: nn.Module, inputs: Any) -> Pass:
         calls, skips = Counter(), _Skips()
 
         for name, module in copy.named_modules():
@@ -80,7 +80,7 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in place:
                 module.register_forward_hook(lambda _, args, out, name=name: skips.note(place[name], name, out))
-        args, kwargs = without_cache(copy, given)
+        args, kwargs = without_cache(copy, inputs)
         with in_mode(copy, training=False), skips:
             outputs = tensors_in(copy(*args, **kwargs))
         computed = not all(tensor.is_meta for tensor in outputs)
@@ -89,25 +89,25 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
     return observe(model, example, watch).found
 
 
-def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]) -> None:
+def check_depth(before: Pass, after: Pass, origins: Mapping[Section, Sequence[int]]) -> None:
     """Check that the forward pass calls the new blocks and no dropped ones.
 
     Args:
         before, after: how the model, and the deeper or shallower one, ran.
-        kept: by section that changes, the block that each of its new blocks is or repeats, by position.
+        origins: by section that changes, the block that each of its new blocks is or repeats, by position.
 
     Raises:
         SurgeryError: if another number of modules is called than the changes imply, or if the output changes its shape.
     """
     expected = before.calls.total()
-    for section, places in kept.items():
+    for section, places in origins.items():
         for position, block in enumerate(section.blocks):
             more = list(places).count(position) - 1
             expected += more * sum(n for name, n in before.calls.items() if is_inside(name, block))
     if after.calls.total() != expected:
         raise SurgeryError(
             f"{after.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
-            f"of blocks of {', '.join(repr(section.name) for section in kept)}; leave them as they are",
+            f"of blocks of {', '.join(repr(section.name) for section in origins)}; leave them as they are",
             code="depth",
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
@@ -161,13 +161,13 @@ def _difference(model: nn.Module, example: Any) -> str:
         with in_mode(model, training=False):
             args, kwargs = arguments(example)
             takes = _parameters(model)
-            given = {**dict(zip(takes, args)), **kwargs}
-            expected = _outputs(model(**{**given, "use_cache": False}))
-            if far := _distance(_outputs(model(**{**given, "use_cache": True})), expected):
+            named = {**dict(zip(takes, args)), **kwargs}
+            expected = _outputs(model(**{**named, "use_cache": False}))
+            if far := _distance(_outputs(model(**{**named, "use_cache": True})), expected):
                 return f"give other outputs with use_cache=True, by {far:.2g}"
-            begin, rest = _split(given)
+            begin, rest = _split(named)
             first = _outputs(model(**{**begin, "use_cache": True})) if begin else {}
-            carried = {key: value for key, value in first.items() if key in takes and key not in given}
+            carried = {key: value for key, value in first.items() if key in takes and key not in named}
             if carried and (far := _distance(_outputs(model(**{**rest, **carried, "use_cache": True})), expected)):
                 return f"give other outputs when it goes on from its cache, by {far:.2g}"
     except SurgeryError:
@@ -185,19 +185,19 @@ def _parameters(model: nn.Module) -> list[str]:
         return []
 
 
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments for all tokens but the last, and for the last (masks whole); nothing if not known."""
-    tokens = next((name for name in _TOKENS if isinstance(given.get(name), Tensor)), None)
-    if tokens is None or given[tokens].ndim < 2 or given[tokens].shape[1] < 2:
+    tokens = next((name for name in _TOKENS if isinstance(named.get(name), Tensor)), None)
+    if tokens is None or named[tokens].ndim < 2 or named[tokens].shape[1] < 2:
         return {}, {}
-    shape, decoder = given[tokens].shape[:2], tokens.startswith("decoder_")
+    shape, decoder = named[tokens].shape[:2], tokens.startswith("decoder_")
     along = {
         key: value
-        for key, value in given.items()
+        for key, value in named.items()
         if isinstance(value, Tensor) and value.shape[:2] == shape and key.startswith("decoder_") == decoder
     }
     rest = {key: value[:, -1:] for key, value in along.items() if not key.endswith("mask")}
-    return {**given, **{key: value[:, :-1] for key, value in along.items()}}, {**given, **rest}
+    return {**named, **{key: value[:, :-1] for key, value in along.items()}}, {**named, **rest}
 
 
 def _outputs(output: Any) -> dict[str, Any]:

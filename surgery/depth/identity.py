@@ -58,8 +58,8 @@ def zero_branches(
     tried = {name: [trial.get_submodule(names[id(block)]) for block in copies] for name, copies in grafted.items()}
     inputs = _inputs(trial, [blocks[0] for blocks in tried.values()], (args, kwargs))
     for name, blocks in tried.items():
-        called, given = (blocks[0], inputs[id(blocks[0])]) if id(blocks[0]) in inputs else (trial, (args, kwargs))
-        _zero(grafted[name][0], blocks, called, given)
+        called, arguments = (blocks[0], inputs[id(blocks[0])]) if id(blocks[0]) in inputs else (trial, (args, kwargs))
+        _zero(grafted[name][0], blocks, called, arguments)
     for name, copies in grafted.items():
         blocks, way = tried[name], "use mode='copy'"
         if computed := _never_zero(blocks[0]):
@@ -96,7 +96,7 @@ def zero_branches(
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the output: use mode='copy'", code="depth")
 
 
-def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:
+def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, arguments: Call) -> None:
     """Zero the parameters of copies of a block, in place, but for those (under weight_norm) whose zeros give NaN."""
     values = dict(block.named_parameters())
 
@@ -104,7 +104,7 @@ def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, give
         for trial in trials:
             for name, value in values.items():
                 trial.get_parameter(name).copy_(value * (name not in zero))
-        args, kwargs = copy.deepcopy(given)  # a block may change a list or a cache that it is given
+        args, kwargs = copy.deepcopy(arguments)  # a block may change a list or a cache that it is given
         return any(tensor.isnan().any() for tensor in tensors_in(called(*args, **kwargs)))
 
     if breaks(values):
@@ -123,11 +123,11 @@ def _never_zero(block: nn.Module) -> list[str]:
     return weights
 
 
-def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
+def _model_runs(model: nn.Module, arguments: Call, expected: Any) -> Runs | None:
     """Run the model; None if its outputs are not the expected ones."""
 
     def run() -> list[Tensor]:
-        return tensors_in(model(*given[0], **given[1]))
+        return tensors_in(model(*arguments[0], **arguments[1]))
 
     return run if _close(run(), expected) else None
 
@@ -141,30 +141,30 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
         None below 0 if the example has none (after a ReLU, say).
         """
-        given = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
+        arguments = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
         if not which:
-            return given
+            return arguments
         numbers = torch.randn(first.shape, generator=torch.Generator().manual_seed(which)).to(first)
-        tensors_in(given)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
-        return given
+        tensors_in(arguments)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
+        return arguments
 
-    def outputs(given: Call) -> Sequence[Any]:
-        output = block(*given[0], **given[1])
+    def outputs(arguments: Call) -> Sequence[Any]:
+        output = block(*arguments[0], **arguments[1])
         return output if isinstance(output, tuple) else [output]
 
     draws = range(1 + _DRAWS * first.is_floating_point())
 
     def equal(which: int) -> set[int]:
-        given = draw(which)
-        before = copy.deepcopy(given)
+        arguments = draw(which)
+        before = copy.deepcopy(arguments)
         inputs = (before[0][0] if isinstance(before[0][0], tuple) else before[0]) if args else tensors_in(before[1])
-        return {i for i, (output, old) in enumerate(zip(outputs(given), inputs)) if _close(output, old)}
+        return {i for i, (output, old) in enumerate(zip(outputs(arguments), inputs)) if _close(output, old)}
 
     same = set.intersection(*map(equal, draws))
 
     def equal_ones() -> list[Tensor]:
-        found = map(outputs, map(draw, draws))
-        return [tensor for each in found for tensor in tensors_in([each[i] for i in sorted(same)])]
+        results = map(outputs, map(draw, draws))
+        return [tensor for result in results for tensor in tensors_in([result[i] for i in sorted(same)])]
 
     def every() -> list[Tensor]:
         return [tensor for which in draws for tensor in tensors_in(outputs(draw(which)))]
@@ -237,7 +237,7 @@ def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> se
     return unused
 
 
-def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[int, Call]:
+def _inputs(model: nn.Module, blocks: Sequence[nn.Module], arguments: Call) -> dict[int, Call]:
     """Return what the model calls blocks with, by their ids."""
     seen: dict[int, Call] = {}
 
@@ -245,7 +245,7 @@ def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[
         seen.setdefault(id(block), copy.deepcopy((args, kwargs)))
 
     handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
-    model(*given[0], **given[1])
+    model(*arguments[0], **arguments[1])
     for handle in handles:
         handle.remove()
     return seen

@@ -23,10 +23,10 @@ def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> lis
     [True, False]
     """
 
-    def watch(copy: nn.Module, given: Any) -> list[bool | None]:
+    def watch(copy: nn.Module, inputs: Any) -> list[bool | None]:
         flow = _Flow(copy, [name for row in rows for name in row])
         with in_mode(copy, training=False), flow:
-            call(copy, given)
+            call(copy, inputs)
         return [flow.in_order(row) for row in rows]
 
     return observe(model, example, watch).found if rows else []
@@ -50,8 +50,8 @@ class _Flow(Watch):
     def _entering(self, name: str) -> Any:
         def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if name not in self._entries:
-                given = list(_tensors(args[:1])) or list(_tensors((args, kwargs)))
-                self._entries[name] = self._sources(given) if given else None
+                tensors = list(_tensors(args[:1])) or list(_tensors((args, kwargs)))
+                self._entries[name] = self._sources(tensors) if tensors else None
 
         return enter
 
@@ -59,7 +59,7 @@ class _Flow(Watch):
         def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             before = {_place(tensor) for tensor in _tensors((args, kwargs))}
             # What it was given, as it is or changed in place, is no output: others may run on that beside it.
-            self._mark((one for one in _tensors(output) if _place(one) not in before), {name})
+            self._mark((tensor for tensor in _tensors(output) if _place(tensor) not in before), {name})
 
         return leave
 
@@ -67,9 +67,9 @@ class _Flow(Watch):
         # What is written into a part of a tensor is not known to be what others read of it: experts write their rows.
         if writes_part(operation, args):
             return
-        given = tensors_in((args, kwargs))
-        numbers = [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
-        if sources := self._sources(numbers or given):  # an index says where, not what
+        inputs = tensors_in((args, kwargs))
+        numbers = [tensor for tensor in inputs if tensor.is_floating_point() or tensor.is_complex()]
+        if sources := self._sources(numbers or inputs):  # an index says where, not what
             self._mark(tensors_in(result), sources)
 
     def in_order(self, row: Sequence[str]) -> bool | None:

@@ -70,13 +70,13 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     beside: set[str] = set()
     while True:
         search = _Search(root, beside)
-        found = search.sections()
-        shown = [None for _ in found] if example is None else follow(root, [s.blocks for s in found], example)
+        candidates = search.sections()
+        shown = [None for _ in candidates] if example is None else follow(root, [s.blocks for s in candidates], example)
         if False not in shown:
             known = {*declared_blocks(root)}
-            return {section: bool(seen) or search.follow(section, known) for section, seen in zip(found, shown)}
+            return {section: bool(seen) or search.follow(section, known) for section, seen in zip(candidates, shown)}
         # What lies beside others is no block, but may hold some.
-        beside |= {block for section, seen in zip(found, shown) if seen is False for block in section.blocks}
+        beside |= {block for section, seen in zip(candidates, shown) if seen is False for block in section.blocks}
 
 
 def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> bool:
@@ -111,15 +111,15 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
     search = _Search(model)
     first_names = {id(module): name for name, module in search.modules.items()}
     parent, kinds = search.parent(section.blocks[0]), {search.kind(name) for name in section.blocks}
-    found = []
+    places = []
     for key, module in search.modules[parent]._modules.items():
         place, name = join(parent, key), first_names.get(id(module))
         if name is None or name == place or not (search.container(parent) or key[-1].isdigit()):
             continue
         elsewhere = search.parent(name) != parent and search.kind(name) in kinds
         if name in section.blocks or elsewhere:
-            found.append((place, name))
-    return found
+            places.append((place, name))
+    return places
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
@@ -144,12 +144,12 @@ class _Search:
         self._sizes: dict[str, int] = {}
 
     def sections(self) -> list[Section]:
-        found = self.find()
+        groups = self.find()
         order = {name: i for i, name in enumerate(self.modules)}
-        found.sort(key=lambda blocks: order[blocks[0]])
-        parents = [self.parent(blocks[0]) for blocks in found]
+        groups.sort(key=lambda blocks: order[blocks[0]])
+        parents = [self.parent(blocks[0]) for blocks in groups]
         result = []
-        for i, (parent, blocks) in enumerate(zip(parents, found)):
+        for i, (parent, blocks) in enumerate(zip(parents, groups)):
             suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
             result.append(Section(parent + suffix, tuple(blocks)))
         return result
@@ -217,23 +217,23 @@ class _Search:
         """
         declared = self.group_declared(declared_blocks(self.model))
         if any(map(self.has_joined, declared)):
-            found = declared
+            groups = declared
         else:
             # The strongest evidence available: twins, or blocks that fit together, or their class.
-            found = self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
+            groups = self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
             lonely = [section[-1] for group in declared for section in self.split(group)]
-            if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, found)):
-                found = declared
-        return [section for group in found for section in self.split(group)]
+            if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, groups)):
+                groups = declared
+        return [section for group in groups for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
         """Return level by level from the root groups with evidence, those of their class, and nothing inside them."""
-        level, found = [""], []
+        level, outermost = [""], []
         blocks: set[Any] = set()
         while level:
             groups = [group for parent in level for group in self.groups(parent)]
             shown = [group for group in groups if evident(group) and not all(map(self._holds_blocks, group))]
-            here = {self.kind(group[0]) for group in shown}
+            seen = {self.kind(group[0]) for group in shown}
             blocks |= {self.kind(group[0]) for group in shown if not self.container(group[0])}
             # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
             # these must also fit together with their neighbours.
@@ -241,12 +241,12 @@ class _Search:
                 g
                 for g in groups
                 if self.kind(g[0]) in blocks
-                or ((self.kind(g[0]) in here or (here and isinstance(self.modules[g[0]], Part))) and self.has_joined(g))
+                or ((self.kind(g[0]) in seen or (seen and isinstance(self.modules[g[0]], Part))) and self.has_joined(g))
             ]
-            found += chosen
+            outermost += chosen
             inside = {name for group in chosen for name in group}
             level = [child for parent in level for child in self.children(parent) if child not in inside]
-        return found
+        return outermost
 
     def _holds_blocks(self, name: str) -> bool:
         """Return whether a module is a list of blocks of one kind, and so no block itself."""
@@ -267,8 +267,8 @@ class _Search:
                 if self.container(parent) and len(group) == len(list(self.children(parent)))
             ]
             kinds = [self.kind(group[0]) for group in full]
-            if found := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
-                return found
+            if repeated := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
+                return repeated
             level = [child for parent in level for child in self.children(parent)]
         return []
 
@@ -367,10 +367,10 @@ def has_stride(block: nn.Module) -> bool:
 def widths(block: nn.Module) -> tuple[int | None, int | None]:
     """Return the widths of the first layer's input and of the last layer's output, in the order of registration."""
     pairs = []
-    for _, module, own in owners(block):
-        tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
+    for _, module, own_tensors in owners(block):
+        tensor = next((t for n, t in own_tensors.items() if n.endswith("weight")), None)
         if tensor is None:
-            tensor = max(own.values(), key=lambda t: t.ndim)
+            tensor = max(own_tensors.values(), key=lambda t: t.ndim)
         if tensor.ndim == 1:
             pairs.append((len(tensor), len(tensor)))
         elif tensor.ndim >= 2:
@@ -411,10 +411,10 @@ def register_block(kind: Kind) -> Kind:
 def declared_blocks(model: nn.Module) -> list[str]:
     """Return the names of the modules that their class (`register_block`) or metadata declare to be blocks."""
     kinds = tuple(BLOCKS)
-    found = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
-    found = [name for name in found if not any(is_inside(name, other) for other in found if other != name)]
-    others = [b for b in _matched_blocks(model) if not any(is_inside(b, name) or is_inside(name, b) for name in found)]
-    return found + others
+    blocks = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
+    blocks = [name for name in blocks if not any(is_inside(name, other) for other in blocks if other != name)]
+    others = [b for b in _matched_blocks(model) if not any(is_inside(b, name) or is_inside(name, b) for name in blocks)]
+    return blocks + others
 
 
 def _matched_blocks(model: nn.Module) -> list[str]:
@@ -434,10 +434,10 @@ def _matched_blocks(model: nn.Module) -> list[str]:
     for group, spec in groups.items():
         pairs = spec if isinstance(spec, list | tuple) else [] if spec is None else [(spec, None)]
         patterns += [(re.compile(regex), group != "stem" and ordinal is None) for regex, ordinal in pairs]
-    found: dict[str, None] = {}
-    for _, _, own in owners(model):
-        for name in own:
+    blocks: dict[str, None] = {}
+    for _, _, own_tensors in owners(model):
+        for name in own_tensors:
             match, is_block = next(((m, b) for p, b in patterns if (m := p.match(name))), (None, False))
             if is_block and name[match.end() : match.end() + 1] == ".":
-                found[name[: match.end()]] = None
-    return list(found)
+                blocks[name[: match.end()]] = None
+    return list(blocks)

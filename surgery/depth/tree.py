@@ -97,8 +97,8 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     ['', 'a', 'a.0']
     """
     if isinstance(model, nn.Module):
-        for name, _, own in owners(model):
-            if any(map(is_lazy, own.values())):
+        for name, _, own_tensors in owners(model):
+            if any(map(is_lazy, own_tensors.values())):
                 raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
         return model
     if not isinstance(model, Mapping):
@@ -130,6 +130,6 @@ def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False
-    own = [shapes_of(tensors(child)) for child in children.values()]
+    forms = [shapes_of(tensors(child)) for child in children.values()]
     siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
-    return own.count(own[0]) == len(own) and any(own[0].keys() <= tensors(s).keys() for s in siblings)
+    return forms.count(forms[0]) == len(forms) and any(forms[0].keys() <= tensors(s).keys() for s in siblings)

@@ -125,20 +125,20 @@ def open_state(path: str | Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    found = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
-    if not found:
+    files = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
+    if not files:
         raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}", code="file")
-    if len(found) > 1:
-        raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one", code="ambiguous")
-    if found[0].name.endswith(".index.json"):
-        return _read_shards(found[0], path)
-    inside = open_state(found[0])
-    return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (found[0],))
+    if len(files) > 1:
+        raise SurgeryError(f"{path} holds {len(files)} .safetensors files and no {INDEX}: give one", code="ambiguous")
+    if files[0].name.endswith(".index.json"):
+        return _read_shards(files[0], path)
+    inside = open_state(files[0])
+    return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (files[0],))
 
 
 def _read_shards(index: Path, path: Path) -> Checkpoint:
-    found = read_json(index)
-    places = found.get("weight_map") if isinstance(found, dict) else None
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict):
         raise SurgeryError(f"{index} is damaged or no index of shards: it has no entries under weight_map", code="file")
     shards: dict[str, Checkpoint] = {}
@@ -176,19 +176,19 @@ def _safetensors(path: Path) -> Checkpoint:
         why = first_line(error).removeprefix("Error while deserializing header: ")[:120]
         raise SurgeryError(f"{path} is no whole safetensors file: {why}; fetch or save it again", code="file") from None
     metadata, entries = header.pop("__metadata__", None) or {}, {}
-    for name, one in header.items():
-        if (dtype := DTYPES.get(one["dtype"])) is None:
-            raise SurgeryError(f"{path}: tensor {name!r} is {one['dtype']!r}: convert it", code="unsupported")
-        read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
-        entries[name] = Pieces(tuple(one["shape"]), dtype, read)
+    for name, entry in header.items():
+        if (dtype := DTYPES.get(entry["dtype"])) is None:
+            raise SurgeryError(f"{path}: tensor {name!r} is {entry['dtype']!r}: convert it", code="unsupported")
+        read = partial(_read, file, lock, path, dtype, 8 + length + entry["data_offsets"][0])
+        entries[name] = Pieces(tuple(entry["shape"]), dtype, read)
     return Checkpoint(entries, path, metadata, (path,))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return values
 
 
 def _read(
@@ -210,26 +210,26 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
     What DistributedDataParallel and torch.compile put before every name is left out.
     """
-    found = _load(path)
+    content = _load(path)
     for key in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not found:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
         raise SurgeryError(f"{path} holds no state dict: save model.state_dict()", code="file")
-    if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
-        what = type(found[odd[0]]).__name__
-        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict() alone", code="file")
+    if odd := [name for name, value in content.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
+        kind = type(content[odd[0]]).__name__
+        raise SurgeryError(f"{path} holds a {kind} as {odd[0]!r}: save model.state_dict() alone", code="file")
     for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in found):
-            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
+        if all(name.startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
+    if odd := [name for name, tensor in content.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save a plain one", code="unsupported")
-    if odd := [name for name, tensor in found.items() if tensor.is_meta]:
+    if odd := [name for name, tensor in content.items() if tensor.is_meta]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is on the meta device: save one with values", code="values")
     pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
-    same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
-    _check_claims(path, {same[name]: (name, tensor) for name, tensor in found.items()}.values())
-    return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in found.items()}
+    same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in content.items()}
+    _check_claims(path, {same[name]: (name, tensor) for name, tensor in content.items()}.values())
+    return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in content.items()}
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
@@ -238,7 +238,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)
     if claimed - held > _REPEATED:
-        name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
+        name, most = max(tensors, key=lambda entry: entry[1].nbytes - entry[1].untyped_storage().nbytes())
         raise SurgeryError(f"{path}: {name!r} {tuple(most.shape)} repeats its storage: clone it", code="file")
 
 
@@ -259,8 +259,8 @@ def _load(path: Path) -> Any:
     except BadZipFile as error:
         raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again", code="file") from None
     except UnpicklingError:
-        what = "is damaged, or holds other objects than tensors, which could run code"
-        raise SurgeryError(f"{path} {what}: save model.state_dict() instead", code="file") from None
+        reason = "is damaged, or holds other objects than tensors, which could run code"
+        raise SurgeryError(f"{path} {reason}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, pickle's, ...
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:

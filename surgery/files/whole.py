@@ -80,16 +80,16 @@ def leftovers(folder: Path, name: str | None = None) -> list[Path]:
     >>> leftovers(Path("there is none"))
     []
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     with suppress(OSError):  # a folder that may be written to and not read
-        found += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
+        paths += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
 
     def is_left(path: Path) -> bool:
         start, _, process = path.name.removesuffix(_END).rpartition(".")
-        mine = start == f".{name}" if name else start.startswith(".")
-        return mine and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process))
+        matches = start == f".{name}" if name else start.startswith(".")
+        return matches and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process))
 
-    return [path for path in found if is_left(path)]
+    return [path for path in paths if is_left(path)]
 
 
 def _is_dead(process: int) -> bool:

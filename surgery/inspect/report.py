@@ -202,9 +202,9 @@ def report_of(
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}", code="run")
     runs_on = None if problem else example
-    found = sections(model, example=runs_on)
+    stacks = sections(model, example=runs_on)
     places = {key: [key] for key in state(model)}
-    changed, depths = model, [len(section.blocks) for section in found]
+    changed, depths = model, [len(s.blocks) for s in stacks]
     if depth is not None:
         deep = steps("changing the depth", lambda: _at_depth(model, depth, depths, runs_on))
         changed, places = deep or (model, places)
@@ -219,7 +219,7 @@ def report_of(
             small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
     failed, after = _measure(changed, example, steps) if changed is not model else ("", None)
-    kinds = [type(model.get_submodule(section.blocks[0])).__name__ for section in found]
+    kinds = [type(model.get_submodule(s.blocks[0])).__name__ for s in stacks]
     return Report(
         name or type(model).__name__,
         type(model).__name__,
@@ -228,8 +228,8 @@ def report_of(
         None if width is None else heads,
         before,
         after,
-        tuple(Depth(one.name, kind, one.blocks, now) for one, kind, now in zip(found, kinds, depths)),
-        tuple(_rows(model, changed, found, places)),
+        tuple(Depth(s.name, kind, s.blocks, now) for s, kind, now in zip(stacks, kinds, depths)),
+        tuple(_rows(model, changed, stacks, places)),
         tuple(coupled or ()),
         problem or failed,
         tuple(steps.stopped),
@@ -238,13 +238,13 @@ def report_of(
 
 def _example(shape: Sequence[int]) -> Tensor:
     """Make two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
-    said = ",".join(map(str, shape))
+    shape_text = ",".join(map(str, shape))
     if reason := shortage(8 * math.prod(shape)):
-        raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)", code="argument")
+        raise SurgeryError(f"an input of {shape_text} {reason}: give a smaller one (--input)", code="argument")
     try:
         return torch.zeros(2, *shape)
     except (RuntimeError, TypeError) as error:
-        raise SurgeryError(f"there is no input of {said}: {first_line(error)}", code="argument") from None
+        raise SurgeryError(f"there is no input of {shape_text}: {first_line(error)}", code="argument") from None
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:
@@ -283,15 +283,15 @@ def _at_depth(
         changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=example)
         places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
     changed, plan = ungraft(changed, keep=depth, example=example)
-    kept = {sources[0].name: name for name, sources in plan.entries.items()}
-    return changed, {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
+    small_names = {sources[0].name: name for name, sources in plan.entries.items()}
+    return changed, {key: [small_names[name] for name in names if name in small_names] for key, names in places.items()}
 
 
 def _rows(
-    model: nn.Module, changed: nn.Module, found: Sequence[Section], places: Mapping[str, Sequence[str]]
+    model: nn.Module, changed: nn.Module, all_sections: Sequence[Section], places: Mapping[str, Sequence[str]]
 ) -> Iterator[Row]:
     old, new = shapes_of(model), shapes_of(changed)
-    home = {block: section.name for section in found for block in section.blocks}
+    home = {block: section.name for section in all_sections for block in section.blocks}
     for layer in layers(model):
         block = next((b for b in home if is_inside(layer.name, b)), None)
         after = tuple(_place(layer, copy, new) for copy in zip(*(places[tensor] for tensor in layer.tensors)))
@@ -299,6 +299,6 @@ def _rows(
 
 
 def _place(layer: Layer, tensors: Sequence[str], shapes: Shapes) -> Place:
-    own = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
-    name = tensors[0].removesuffix(own[0]).removesuffix(".")
-    return Place(name, {one: shapes[tensor] for one, tensor in zip(own, tensors)})
+    suffixes = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
+    name = tensors[0].removesuffix(suffixes[0]).removesuffix(".")
+    return Place(name, {suffix: shapes[tensor] for suffix, tensor in zip(suffixes, tensors)})

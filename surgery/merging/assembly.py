@@ -95,8 +95,8 @@ def passthrough(
                 code="unsupported",
             )
         if name not in places[0]:
-            found = ", ".join(map(repr, places[0])) or "none"
-            raise SurgeryError(f"the first model has no section {name!r}; it has {found}", code="name")
+            section_names = ", ".join(map(repr, places[0])) or "none"
+            raise SurgeryError(f"the first model has no section {name!r}; it has {section_names}", code="name")
         for k, i in chosen:
             if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
                 raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}", code="name")
@@ -108,7 +108,7 @@ def passthrough(
     now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
     now |= {section.name: section.blocks for section in sections(resized, example=example)}
     inside = {block for name in blocks for block in now[name]}
-    check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, one) for one in inside)])
+    check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, block) for block in inside)])
     whole = union(models)
     entries = {}
     for name, like in shapes.items():
@@ -122,7 +122,7 @@ def passthrough(
     result = plan.extract(whole)
     if isinstance(resized, nn.Module):
         return load(resized, dict(result)), plan
-    return (result if any(isinstance(one, LazyState) for one in models) else dict(result)), plan
+    return (result if any(isinstance(model, LazyState) for model in models) else dict(result)), plan
 
 
 def _resize(

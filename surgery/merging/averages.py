@@ -27,8 +27,8 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
     {'w': tensor([1.])}
     """
-    for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
-        switch("normalize", one)
+    for value in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
+        switch("normalize", value)
 
     def mean(group: Group, normalize: bool) -> Reader:
         return combination(group, group.shares() if normalize else group.weights)
@@ -76,12 +76,12 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
     scores = [scored(state) for state in states]
     order = sorted(range(len(states)), key=lambda k: -scores[k])
     taken, best = order[:1], scores[order[0]]
-    found = linear([states[order[0]]])
+    soup = linear([states[order[0]]])
     for k in order[1:]:
         with_it = linear([states[j] for j in (*taken, k)])
         if (value := scored(with_it)) >= best:
-            taken, best, found = [*taken, k], value, with_it
-    return Soup(found, taken, best, scores)
+            taken, best, soup = [*taken, k], value, with_it
+    return Soup(soup, taken, best, scores)
 
 
 def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: Weights = None) -> State | LazyState:
@@ -107,10 +107,10 @@ def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: 
 
 def _fisher(group: Group, information: list[Pieces]) -> Reader:
     shares, shape = group.shares(), group.tensors[0].shape
-    for k, own in zip(group.places, information):
-        if own.shape != shape:
+    for k, entry in zip(group.places, information):
+        if entry.shape != shape:
             raise SurgeryError(
-                f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}", code="mismatch"
+                f"the Fisher information of {group.name!r} is {entry.shape} in model {k}: need {shape}", code="mismatch"
             )
 
     def read(start: int, stop: int) -> Tensor:
@@ -162,23 +162,23 @@ def regmean(
 def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
     out = group.tensors[0].shape[0]
     inputs = group.size // out if out else 0
-    products = [own.whole() for own in grams]
-    for k, one in zip(group.places, products):
-        if tuple(one.shape) != (inputs, inputs):
+    products = [gram.whole() for gram in grams]
+    for k, product in zip(group.places, products):
+        if tuple(product.shape) != (inputs, inputs):
             raise SurgeryError(
-                f"inner products for {group.name!r} are {tuple(one.shape)} in model {k}: need {(inputs, inputs)}",
+                f"inner products for {group.name!r} are {tuple(product.shape)} in model {k}: need {(inputs, inputs)}",
                 code="mismatch",
             )
-        if not bool(one.isfinite().all()):
+        if not bool(product.isfinite().all()):
             raise SurgeryError(f"inner products for {group.name!r} hold NaN or infinity in model {k}", code="values")
     left = torch.zeros(inputs, inputs, dtype=torch.float64)
     right = torch.zeros(inputs, out, dtype=torch.float64)
-    dead = sum(one.diagonal().abs() for one in products) == 0
-    for i, (share, one) in enumerate(zip(group.shares(), products)):
-        one = one.cpu().double()
-        one = share * (alpha * one + (1 - alpha) * one.diagonal().diag() + dead.cpu().double().diag())
-        left += one
-        right += one @ group.value(i, 0, group.size).cpu().double().view(out, inputs).T
+    dead = sum(product.diagonal().abs() for product in products) == 0
+    for i, (share, product) in enumerate(zip(group.shares(), products)):
+        product = product.cpu().double()
+        product = share * (alpha * product + (1 - alpha) * product.diagonal().diag() + dead.cpu().double().diag())
+        left += product
+        right += product @ group.value(i, 0, group.size).cpu().double().view(out, inputs).T
     try:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
@@ -194,32 +194,32 @@ def _by_measures(
     models: Models,
     measures: Sequence[Mapping[str, Tensor]],
     argument: str,
-    what: str,
+    label: str,
     weights: Weights,
     settings: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> State | LazyState:
     """Merge by `kernel(group, its measures, **settings)` the tensors that were measured, others by the mean."""
-    if not isinstance(measures, list | tuple) or not all(isinstance(own, Mapping) for own in measures):
-        raise SurgeryError(f"{argument} is a list with the {what} of each model, tensors by name", code="argument")
-    names = {name for own in measures for name in own}
+    if not isinstance(measures, list | tuple) or not all(isinstance(values, Mapping) for values in measures):
+        raise SurgeryError(f"{argument} is a list with the {label} of each model, tensors by name", code="argument")
+    names = {name for values in measures for name in values}
     for name in names:
-        if lacking := [k for k, own in enumerate(measures) if name not in own]:
+        if lacking := [k for k, values in enumerate(measures) if name not in values]:
             raise SurgeryError(
-                f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it", code="mismatch"
+                f"model {lacking[0]} has no {label} of {name!r}, which others have: compute it", code="mismatch"
             )
 
-    def mean(group: Group, **own: Any) -> Reader:
+    def mean(group: Group, **numbers: Any) -> Reader:
         if group.places[-1] >= len(measures):
-            raise SurgeryError(f"{len(measures)} models have {what}, not model {group.places[-1]}", code="argument")
+            raise SurgeryError(f"{len(measures)} models have {label}, not model {group.places[-1]}", code="argument")
         shares = group.shares()
         if group.name not in names or len(shares) == 1:
             return combination(group, shares)
-        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **own)
+        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **numbers)
 
     result = merge_tensors(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
-        raise SurgeryError(f"{len(measures)} models have {what}, {count} are merged: give one each", code="argument")
+        raise SurgeryError(f"{len(measures)} models have {label}, {count} are merged: give one each", code="argument")
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result

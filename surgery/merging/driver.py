@@ -179,18 +179,19 @@ def merge_tensors(
     rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
-        for one in value.values() if isinstance(value, Mapping) else [value]:
-            if isinstance(one, list | tuple) and len(one) != len(states):
+        for item in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(item, list | tuple) and len(item) != len(states):
                 raise SurgeryError(
-                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each", code="argument"
+                    f"{setting}={item!r} has {len(item)} numbers for {len(states)} models: give one each",
+                    code="argument",
                 )
     entries = {}
     for name in names:
         group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
-        own = {setting: of_tensor(name, *value) for setting, value in settings.items()}
+        tensor_settings = {setting: of_tensor(name, *value) for setting, value in settings.items()}
         first = pieces_of(states[0], name)
         is_mask = is_pruning_mask(name, states[0])
-        entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, own, first)
+        entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, tensor_settings, first)
     result = LazyState(entries)
     lazy = any(isinstance(values, LazyState) for values in (*states, base))
     return result if lazy else {name: result[name] for name in names}
@@ -203,10 +204,10 @@ def group_of(
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
         raise SurgeryError(f"all models have the weight 0 for {name!r}: give one of them a weight", code="argument")
-    whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
-    tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
-    whose.append(getattr(base, "what", "") or "the base")
-    return Group(name, tensors, own, places, None if base is None else pieces_of(base, name), whose)
+    whose = [getattr(states[k], "label", "") or f"model {k} (from 0)" for k in places]
+    tensors, group_weights = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
+    whose.append(getattr(base, "label", "") or "the base")
+    return Group(name, tensors, group_weights, places, None if base is None else pieces_of(base, name), whose)
 
 
 def check_models(
@@ -224,25 +225,28 @@ def check_models(
     if not models:
         raise SurgeryError("there are no models to merge: give at least one", code="argument")
     called = {f"model {k}": model for k, model in enumerate(models)} | ({} if base is None else {"the base": base})
-    states = {what: one if isinstance(one, LazyState) else as_state(one, what) for what, one in called.items()}
+    states = {
+        label: model if isinstance(model, LazyState) else as_state(model, label) for label, model in called.items()
+    }
     first = states["model 0"]
-    for what, values in states.items():
-        check_same(metas(first), metas(values), "model 0", what)
+    for label, values in states.items():
+        check_same(metas(first), metas(values), "model 0", label)
         for name in values:
-            here, there = pieces_of(values, name), pieces_of(first, name)
-            if here.dtype.is_complex:
-                raise SurgeryError(f"{name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported")
-            if here.dtype.is_floating_point != there.dtype.is_floating_point:
+            tensor, reference = pieces_of(values, name), pieces_of(first, name)
+            if tensor.dtype.is_complex:
+                raise SurgeryError(f"{name!r} of {label} is {tensor.dtype}: try surgery.average", code="unsupported")
+            if tensor.dtype.is_floating_point != reference.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
-                )
-            if here.device != there.device:
-                raise SurgeryError(
-                    f"tensor {name!r} is on {there.device} in model 0, {here.device} in {what}: move one",
+                    f"tensor {name!r} is {reference.dtype} in model 0, {tensor.dtype} in {label}: convert one",
                     code="mismatch",
                 )
-            if here.device.type == "meta":
-                raise SurgeryError(f"tensor {name!r} of {what} is on the meta device: load it first", code="values")
+            if tensor.device != reference.device:
+                raise SurgeryError(
+                    f"tensor {name!r} is on {reference.device} in model 0, {tensor.device} in {label}: move one",
+                    code="mismatch",
+                )
+            if tensor.device.type == "meta":
+                raise SurgeryError(f"tensor {name!r} of {label} is on the meta device: load it first", code="values")
     base = states.pop("the base", None)
     return [*states.values()], base
 
@@ -254,18 +258,18 @@ def needed(base: Base | None) -> Base:
     return base
 
 
-def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, each: bool = False) -> Any:
+def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, per_model: bool = False) -> Any:
     """Return the setting. Raise SurgeryError unless all of its numbers are from `low` to `high`.
 
-    With `each` it may have lists of numbers, one for each model.
+    With `per_model` it may have lists of numbers, one for each model.
 
-    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, each=True)
+    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, per_model=True)
     ({'*': 0.5}, [0.5, 1.0])
     """
-    way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * each
+    way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * per_model
     for key, value_there in value.items() if isinstance(value, Mapping) else [("", value)]:
-        for one in value_there if each and isinstance(value_there, list | tuple) else [value_there]:
-            number(name, one, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
+        for item in value_there if per_model and isinstance(value_there, list | tuple) else [value_there]:
+            number(name, item, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
     return value
 
 
@@ -306,7 +310,7 @@ def of_tensor(name: str, value: Any, default: Any) -> Any:
     """
     if not isinstance(value, Mapping):
         return value
-    return next((found for pattern, found in value.items() if matches(name, pattern)), default)
+    return next((match for pattern, match in value.items() if matches(name, pattern)), default)
 
 
 def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
@@ -326,14 +330,14 @@ def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dic
 
     def numbers(row: Any, where: str) -> list[float]:
         try:
-            found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
+            row_weights = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
             raise SurgeryError(f"weights{where} are {k} numbers, not {row!r:.60}", code="argument") from None
-        if len(found) != k:
-            raise SurgeryError(f"weights{where} are {k} numbers, not {found}", code="argument")
-        if not all(map(math.isfinite, found)):
-            raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
-        return found
+        if len(row_weights) != k:
+            raise SurgeryError(f"weights{where} are {k} numbers, not {row_weights}", code="argument")
+        if not all(map(math.isfinite, row_weights)):
+            raise SurgeryError(f"weights{where} must be finite numbers, got {row_weights}", code="argument")
+        return row_weights
 
     check_patterns("weights", weights, names)
     if isinstance(weights, Mapping):

@@ -30,28 +30,30 @@ def fisher_information(
     >>> fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])["bias"].shape
     torch.Size([2])
     """
-    found = {
+    parameters = {
         name: p
         for name, p in tensors(model).items()
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
-    if not found:
+    if not parameters:
         raise SurgeryError(f"{type(model).__name__} has no parameters to measure information about", code="unsupported")
-    total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
-    needs = {name: p.requires_grad for name, p in found.items()}
+    total, count = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
+    needs = {name: p.requires_grad for name, p in parameters.items()}
     with in_mode(model, training=False, own_draws=False):
         try:
-            for p in found.values():
+            for p in parameters.values():
                 p.requires_grad_(True)
             with torch.enable_grad():
                 for inputs, targets in _samples(batches):
                     value = loss(call(model, inputs), targets)
-                    for name, gradient in zip(found, torch.autograd.grad(value, [*found.values()], allow_unused=True)):
+                    for name, gradient in zip(
+                        parameters, torch.autograd.grad(value, [*parameters.values()], allow_unused=True)
+                    ):
                         if gradient is not None:
                             total[name] += gradient.square()
                     count += 1
         finally:
-            for name, p in found.items():
+            for name, p in parameters.items():
                 p.requires_grad_(needs[name])
     if not count:
         raise SurgeryError("there are no samples to measure information on: give a batch", code="argument")
@@ -64,8 +66,12 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(f"batch {number} is {type(batch).__name__}: give (inputs, targets)", code="argument")
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
-            found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
-            raise SurgeryError(f"batch {number} has {found}: give inputs and targets of one length", code="argument")
+            sizes_text = (
+                f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
+            )
+            raise SurgeryError(
+                f"batch {number} has {sizes_text}: give inputs and targets of one length", code="argument"
+            )
         for i in range(*sizes):
             yield _sample(batch[0], i), _sample(batch[1], i)
 

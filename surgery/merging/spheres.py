@@ -107,14 +107,14 @@ def _spherical(direction, group: Group) -> Reader:
         return combination(group, [1.0])
     products = gram(group)
     lengths = products.diagonal().sqrt()
-    own = torch.tensor(shares, dtype=torch.float64)
+    weights = torch.tensor(shares, dtype=torch.float64)
     there = (lengths > 0).nonzero().flatten()
     if not len(there):
         return combination(group, [0.0] * len(shares) if group.base else shares)
     cosines = (products / lengths[:, None] / lengths)[there][:, there]
-    mean = direction(cosines, own[there] / own[there].sum(), group.name)
-    length = own @ lengths
-    coefficients = torch.zeros_like(own)
+    mean = direction(cosines, weights[there] / weights[there].sum(), group.name)
+    length = weights @ lengths
+    coefficients = torch.zeros_like(weights)
     coefficients[there] = length * mean / lengths[there]
     return combination(group, coefficients.tolist())
 

@@ -61,15 +61,15 @@ def _task_vectors(
     switch("normalize", normalize), switch("elect", elect)
     settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
 
-    def kernel(group: Group, *, scale: float, **own: float | Sequence[float]) -> Reader:
+    def kernel(group: Group, *, scale: float, **numbers: float | Sequence[float]) -> Reader:
         weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
-        each = [{key: of_model(value, k) for key, value in own.items()} for k in group.places]
-        whole = [sparse is None or one.get("density") == 1 for one in each]
+        by_model = [{key: of_model(value, k) for key, value in numbers.items()} for k in group.places]
+        whole = [sparse is None or values.get("density") == 1 for values in by_model]
         if all(whole) and (not elect or len(weights) == 1):
             return combination(group, [scale * weight for weight in (weights if normalize else group.weights)])
         vectors = [
-            partial(group.delta, i) if whole[i] or sparse is None else sparse(group, i, **one)
-            for i, one in enumerate(each)
+            partial(group.delta, i) if whole[i] or sparse is None else sparse(group, i, **values)
+            for i, values in enumerate(by_model)
         ]
 
         def read(start: int, stop: int) -> Tensor:
@@ -143,7 +143,7 @@ def ties(
     >>> ties(models, base={"w": torch.zeros(3)}, density=0.67)
     {'w': tensor([ 3., -3.,  0.])}
     """
-    within("density", density, 0, 1, open_low=True, each=True)
+    within("density", density, 0, 1, open_low=True, per_model=True)
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
@@ -155,8 +155,8 @@ def ties(
 
 
 def _largest(group: Group, i: int, density: float) -> Reader:
-    kept = max(1, int(density * group.size))
-    return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - kept) if group.size else 0, group, i)
+    count = max(1, int(density * group.size))
+    return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - count) if group.size else 0, group, i)
 
 
 def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
@@ -212,7 +212,7 @@ def dare(
     >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
     [0.0, 2.0]
     """
-    within("density", density, 0, 1, open_low=True, each=True)
+    within("density", density, 0, 1, open_low=True, per_model=True)
     sparse = partial(_drop, seed=_seed(seed), rescale=switch("rescale", rescale))
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
@@ -257,18 +257,18 @@ def breadcrumbs(
     >>> breadcrumbs([{"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}], base={"w": torch.zeros(4)}, density=0.5, gamma=0.25)
     {'w': tensor([0., 0., 2., 3.])}
     """
-    within("density", density, 0, 1, open_low=True, each=True)
-    own = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, each=True), 0.0)}
-    return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **own)
+    within("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, per_model=True), 0.0)}
+    return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
 def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
-    kept = int(density * group.size)
-    if not kept:
+    count = int(density * group.size)
+    if not count:
         return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
-    below = max(0, group.size - kept - int(gamma * group.size))
+    below = max(0, group.size - count - int(gamma * group.size))
     low = of_rank(lambda: magnitudes(group, i), group.size, below)
-    high = of_rank(lambda: magnitudes(group, i), group.size, below + kept - 1)
+    high = of_rank(lambda: magnitudes(group, i), group.size, below + count - 1)
 
     def read(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)
@@ -311,11 +311,11 @@ def della(
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
     tensor(6.)
     """
-    within("density", density, 0, 1, open_low=True, each=True)
-    own = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, each=True), 0.0)}
+    within("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, per_model=True), 0.0)}
     sparse = partial(_by_rank, seed=_seed(seed))
     normalize = elect if normalize is None else normalize
-    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **own)
+    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
 def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
@@ -376,24 +376,24 @@ def _sce(group: Group, select: float) -> Reader:
     limit = torch.zeros(())
     if select < 1:
         differ = sum(int(slab.count_nonzero()) for slab in variances())
-        kept = int(select * differ)
-        if not kept:
+        count = int(select * differ)
+        if not count:
             return lambda start, stop: group.origin(start, stop)
-        limit = of_rank(variances, group.size, group.size - kept)
+        limit = of_rank(variances, group.size, group.size - count)
 
     def selected(start: int, stop: int) -> Tensor:
-        own = deltas(start, stop)
-        return own if select == 1 else own * (own.var(0, correction=0) >= limit)
+        values = deltas(start, stop)
+        return values if select == 1 else values * (values.var(0, correction=0) >= limit)
 
     energy = sum(selected(start, stop).double().square().sum(1) for start, stop in spans(group.size))
     shares = (energy / energy.sum()).tolist() if group.size and bool(energy.sum() > 0) else [1 / k] * k
 
     def read(start: int, stop: int) -> Tensor:
-        own = selected(start, stop)
-        agrees = own * own.sum(0).sign() > 0
-        weights = torch.tensor(shares, dtype=own.dtype, device=own.device)[:, None] * agrees
+        values = selected(start, stop)
+        agrees = values * values.sum(0).sign() > 0
+        weights = torch.tensor(shares, dtype=values.dtype, device=values.device)[:, None] * agrees
         total = weights.sum(0)
-        return ((own * weights).sum(0) / total.masked_fill(total == 0, 1)).add_(group.origin(start, stop))
+        return ((values * weights).sum(0) / total.masked_fill(total == 0, 1)).add_(group.origin(start, stop))
 
     return read
 
@@ -414,9 +414,9 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
 
     def kernel(group: Group, t: float) -> Reader:
         def read(start: int, stop: int) -> Tensor:
-            other, own = group.value(0, start, stop), group.origin(start, stop)
-            difference = other - own
-            return torch.where(difference.abs() <= t, other, own + difference.clamp(-t, t))
+            other, origin = group.value(0, start, stop), group.origin(start, stop)
+            difference = other - origin
+            return torch.where(difference.abs() <= t, other, origin + difference.clamp(-t, t))
 
         return read
 

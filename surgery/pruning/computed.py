@@ -47,10 +47,10 @@ class Computed(NamedTuple):
 
     def names(self, solution: Solution) -> dict[str, Atom]:
         """Name the widths of the model, as `named_widths` does without zeros."""
-        own = {
+        members = {
             atom: [place for place in places if place[0] not in self.added] for atom, places in solution.members.items()
         }
-        return named_widths(replace(solution, members={atom: places for atom, places in own.items() if places}))
+        return named_widths(replace(solution, members={atom: places for atom, places in members.items() if places}))
 
     def solution(self, solution: Solution) -> Solution:
         """Return a solution with computed weights in place of the zeros and of the parameters behind them."""

@@ -87,18 +87,18 @@ def importance(
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SurgeryError(f"{type(model).__name__} has no weights (meta device): load some first", code="values")
     if by == "activation":
-        solution, found = read_activations(model, example, as_batches(batches, by), output)
+        solution, sums = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
     else:
         weights = find_computed(model, example)
         solution = solve(trace_model(weights.model, example, output).found)
         names = weights.names(solution)
         if is_pruner(by):
-            found = pruner_scores(model, weights.solution(solution), by, weights)
+            sums = pruner_scores(model, weights.solution(solution), by, weights)
         else:
             criterion = _of_copies(by) if callable(by) else _criterion(weights, by, batches, loss)
-            found = _sum(weights, solution, criterion, name_of(by))
-    scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
+            sums = _sum(weights, solution, criterion, name_of(by))
+    scores = {name: sums[atom] for name, atom in names.items() if not atom.why and atom in sums}
     for name, values in scores.items():
         if not values.isfinite().all():
             raise SurgeryError(f"{name_of(by)} gives {name!r} scores that are not finite", code="values")
@@ -188,15 +188,15 @@ def _criterion(
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"the criterion {by!r} needs `loss`, a function of a model and a batch", code="argument")
-        found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
-        found |= {join(*key): found[join(*tensor)] for key, tensor in weights.keys.items()}
+        values = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
+        values |= {join(*key): values[join(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
-            found[join(*key)] *= ratio if by == "taylor" else ratio.square()
+            values[join(*key)] *= ratio if by == "taylor" else ratio.square()
 
         def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
             if by == "taylor" and name in vectors:
                 return None
-            gradients = found[name].movedim(axis, 0).reshape(len(rows), -1)
+            gradients = values[name].movedim(axis, 0).reshape(len(rows), -1)
             rows = as_real(rows).reshape(len(rows), -1)
             return ((rows * gradients).abs() if by == "taylor" else rows.square() * gradients).sum(1)
 
@@ -232,8 +232,8 @@ def _gradients(
                 raise SurgeryError(
                     f"loss(model, batch) gives {value!r}: a number that depends on the model is needed", code="argument"
                 )
-            found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-        for sums, gradient in zip(total, found):
+            batch_gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+        for sums, gradient in zip(total, batch_gradients):
             if gradient is not None:
                 single = as_real(gradient).float()
                 sums += single.square() if squared else single
@@ -251,9 +251,9 @@ def read_activations(
     scores: dict[Atom, Tensor] = {}
     weight = 1 / len(batches)
 
-    def add(place: tuple[int, int], tensor: Tensor, found: Axes) -> None:
+    def add(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
         size = tensor.abs().float()
-        for position, axis in enumerate(found):
+        for position, axis in enumerate(axes):
             mean = size.movedim(position, 0).reshape(size.shape[position], -1).mean(1).cpu().double()
             if len(mean) == axis.size:  # a batch may have another number of samples or tokens than the example
                 for atom, part in onto_atoms(axis, mean).items():

@@ -28,8 +28,8 @@ def why_unreadable(model: nn.Module) -> str:
     if holder is None:
         return ""
     try:
-        made = make_from(type(model), reread(getattr(model, holder)))
-        return first_difference(shapes_of(model), shapes_of(made))
+        twin = make_from(type(model), reread(getattr(model, holder)))
+        return first_difference(shapes_of(model), shapes_of(twin))
     except Exception as error:  # whatever the class raises
         return f"its class raises {type(error).__name__} for it: {first_line(error)}"
 
@@ -48,12 +48,12 @@ def convert(model: nn.Module, folder: Path) -> State | None:
     They are all read. None if some tensor is missing or unknown to it, too.
     """
     try:
-        given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
+        options = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
         kind: Any = type(model)
-        loaded, report = kind.from_pretrained(folder, **given)
+        loaded, report = kind.from_pretrained(folder, **options)
     except Exception:  # transformers' own, of all kinds, or a class without it
         return None
-    return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
+    return None if any(report[f"{key}_keys"] for key in ("missing", "unexpected", "mismatched")) else state(loaded)
 
 
 def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
@@ -73,11 +73,11 @@ def make_inputs(model: nn.Module, shape: Sequence[int] | None) -> dict[str, torc
     main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
     tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
-        given = tokens
+        inputs = tokens
         if main != "input_ids":
             encoder: Any = model
-            given = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
+            inputs = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
         elif isinstance(end := getattr(config, "eos_token_id", None), int):
             tokens[..., -1] = end  # after which classifiers look
-        return {str(main): given, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
+        return {str(main): inputs, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
     return {"input_ids": tokens} if main == "input_ids" else None

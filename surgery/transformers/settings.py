@@ -96,7 +96,7 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> str:
+def mismatch(model: nn.Module, twin: nn.Module, but: Collection[str] = ()) -> str:
     """Return the first difference between a model and the one that its class makes from its configuration; "" if none.
 
     What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
@@ -104,13 +104,13 @@ def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> st
     Args:
         but: the names of attributes whose numbers do not count.
     """
-    differences = (what for key, what in other_numbers(model, made) if key not in but)
-    return first_difference(shapes_of(model), shapes_of(made)) or next(differences, "")
+    differences = (text for key, text in other_numbers(model, twin) if key not in but)
+    return first_difference(shapes_of(model), shapes_of(twin)) or next(differences, "")
 
 
-def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]]:
+def other_numbers(model: nn.Module, twin: nn.Module) -> Iterator[tuple[str, str]]:
     """(name of the attribute, the difference in words) of the numbers in which the modules of two models differ."""
-    others = dict(made.named_modules())
+    others = dict(twin.named_modules())
     for name, module in model.named_modules():
         if "drop" in type(module).__name__.lower():
             continue
@@ -120,20 +120,20 @@ def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]
                 yield key, f"{join(name, key)} is {value} here and {other} in a model made from it"
 
 
-def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
+def first_difference(own_shapes: Mapping[str, tuple[int, ...]], twin_shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Name the first tensor whose shape differs between a model and the one made from a configuration."""
-    for name in (*mine, *made):
-        if mine.get(name) != made.get(name):
-            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
+    for name in (*own_shapes, *twin_shapes):
+        if own_shapes.get(name) != twin_shapes.get(name):
+            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (own_shapes, twin_shapes))
             return f"{name} is {has} here and {gets} in a model made from it"
     return ""
 
 
-def describe_mismatch(model: nn.Module, what: str, hint: str) -> str:
+def describe_mismatch(model: nn.Module, reason: str, hint: str) -> str:
     """Return a text that says that a model's configuration does not describe it, why, and what to do."""
     return (
-        f"the configuration of this {type(model).__name__} does not describe it ({what}). Its class alone cannot load "
-        f"a checkpoint of it: save the plan and the state, and restore it with Plan.build; or {hint}"
+        f"the configuration of this {type(model).__name__} does not describe it ({reason}). Its class alone cannot "
+        f"load a checkpoint of it: save the plan and the state, and restore it with Plan.build; or {hint}"
     )
 
 
@@ -180,15 +180,15 @@ def reread(config: Any) -> Any:
     return config
 
 
-def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] | None:
+def attribute_edits(model: nn.Module, twin: nn.Module) -> list[dict[str, Any]] | None:
     """Edits that give a model's modules, and the objects that they hold, the plain attributes of another one.
 
     None if they differ in something that an edit cannot carry.
     """
-    others, seen, edits = dict(made.named_modules()), set(), []
+    others, seen, edits = dict(twin.named_modules()), set(), []
 
-    def compare(module: str, path: str, mine: Any, other: Any) -> bool:
-        for name, value in list(vars(mine).items()):
+    def compare(module: str, path: str, owner: Any, other: Any) -> bool:
+        for name, value in list(vars(owner).items()):
             if name not in vars(other) or name in _OWN:
                 continue
             new = vars(other)[name]

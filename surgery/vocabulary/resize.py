@@ -60,11 +60,11 @@ def keep(
     True
     """
     tables = tables_of(model, modules)
-    kept = _numbers(tokens, tables.size)
-    small = None if tokenizer is None else reduced(tokenizer, kept)
-    first = _renumber(model, tables, kept)
+    numbers = _numbers(tokens, tables.size)
+    small = None if tokenizer is None else reduced(tokenizer, numbers)
+    first = _renumber(model, tables, numbers)
     ghost = first.build_unchecked(ghost_of(model)) if first.edits else model
-    plan = first.compose(_plan(ghost, tables, kept))
+    plan = first.compose(_plan(ghost, tables, numbers))
     return Resized(plan.build_unchecked(model), plan, small)
 
 
@@ -120,10 +120,10 @@ def grow(
             raise SurgeryError(f"rows are 'mean', 'zeros' or lists of tokens, got {rows!r}", code="argument")
         like = [[tables.size - 1]] * added
     else:
-        like = [_numbers(one, tables.size) for one in rows]
+        like = [_numbers(row_numbers, tables.size) for row_numbers in rows]
         if len(like) != added:
             raise SurgeryError(f"rows has {len(like)} lists of tokens for {added} new ones", code="argument")
-    plan = _plan(model, tables, [*range(tables.size), *(one[0] for one in like)])
+    plan = _plan(model, tables, [*range(tables.size), *(row_numbers[0] for row_numbers in like)])
     grown = plan.build_unchecked(model)
     values = state(grown)  # of tensors of its own
     for name, (_, axis) in tensors_along(model, tables.axes).items():
@@ -139,8 +139,8 @@ def _fill(table: Tensor, old: int, rows: str | list[list[int]]) -> None:
     elif rows == "mean":
         table[old:] = table[:old].double().mean(0).to(table)
     else:
-        for place, own in enumerate(rows, old):
-            table[place] = table[list(own)].double().mean(0).to(table)
+        for place, sources in enumerate(rows, old):
+            table[place] = table[list(sources)].double().mean(0).to(table)
 
 
 def _numbers(tokens: Any, size: int) -> list[int]:
@@ -155,12 +155,12 @@ def _numbers(tokens: Any, size: int) -> list[int]:
     return sorted(set(whole))
 
 
-def _renumber(model: nn.Module, tables: Tables, kept: Sequence[int]) -> Plan:
+def _renumber(model: nn.Module, tables: Tables, numbers: Sequence[int]) -> Plan:
     """Return the plan of the same model that knows special tokens by their new numbers."""
     values = state(model)
     entries = {name: (Source(name, (None,) * tensor.ndim),) for name, tensor in values.items()}
     dtypes = {name: tensor.dtype for name, tensor in values.items()}
-    return Plan(entries, shapes_of(values), tuple(number_edits(model, tables, kept)), structure(model), dtypes)
+    return Plan(entries, shapes_of(values), tuple(number_edits(model, tables, numbers)), structure(model), dtypes)
 
 
 def _plan(model: nn.Module, tables: Tables, positions: Sequence[int]) -> Plan:
