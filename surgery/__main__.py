@@ -85,7 +85,7 @@ def _postpone(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
 
 
 def lay_out(page: str) -> str:
-    """Lay a page of tyro's out as those of the other commands: a colon behind each heading instead of a line below it.
+    """Lay out a page of tyro like other commands' pages, with a colon behind each heading.
 
     >>> print(lay_out(" options\\n ------- \\n  --seed INT"))
     options:

@@ -15,7 +15,7 @@ Code = Literal[
     "unsupported",  # a kind of model, layer, tensor or file that this package does not handle
     "missing",  # a library that is needed is not installed
     "run",  # the model, or a function that was given, fails or computes something else when it is called
-    "width",  # a width cannot change as asked: it stays whole, or the order of its positions matters
+    "width",  # a width cannot change as asked: it keeps its size, or the order of its positions matters
     "depth",  # a section cannot have this depth, or the model does not run with it
     "target",  # a size cannot be reached
     "strict",  # under `strict`: a number, a configuration or an unused tensor would not follow the widths
@@ -23,7 +23,7 @@ Code = Literal[
     "plan",  # a plan is damaged, of another model, or does more than is possible there
     "file",  # a file cannot be read or written, holds something else, or is there already
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""The kind of thing that went wrong, for code that continues in different ways."""
 
 
 class SurgeryError(ValueError):

@@ -9,7 +9,7 @@ from surgery.errors import SurgeryError
 from surgery.names import join, outwards
 
 How = Literal["whole", "corner"]
-_FEW = 10  # of which a smaller share fits by chance, as the norms of any two networks may
+_FEW = 10  # a share smaller than 1 / 10 fits by chance, as the norms of any two networks may
 _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
 
 

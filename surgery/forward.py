@@ -140,11 +140,11 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
     """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
 
     Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation. In
-    training mode batch norms and dropout evaluate all the same: the axes are those of training, which refuses a single
+    training mode batch norms and dropout evaluate all the same: the axes are as in training, which refuses a single
     value a channel. Random numbers are the same in every pass, and other code's generators do not change.
 
     Args:
-        own_draws: False where the body also takes batches of the caller's, who may draw them.
+        own_draws: False where the body also takes batches of the caller's, who may sample them.
     """
     flags = {module: module.training for _, module in named_modules(model)}
     if any(type(module).train is not nn.Module.train for module in flags):

@@ -1,4 +1,4 @@
-"""Hooks by which rooms on top of the core, which know what some models hold, follow a plan.
+"""Hooks by which packages above the core that know some models' contents follow a plan.
 
 The core changes tensors and attributes. A follower also changes what a kind of model says of itself, such as the
 configuration that its class makes it from.

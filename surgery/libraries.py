@@ -64,7 +64,7 @@ def check_named(name: str) -> tuple[str, str]:
 def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     """Return zeros [batch, channels, height, width], or [batch, channels, frames, ...], of a model's input size.
 
-    The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
+    The size is from timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
     configuration of transformers names, otherwise 224 x 224.
 
     >>> example_input(make_model("torchvision:resnet18")).shape

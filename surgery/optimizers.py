@@ -1,4 +1,4 @@
-"""Optimizers that go on after surgery: their states are cut and grown as the weights are."""
+"""Optimizers that continue after surgery: their states are cut and grown as the weights."""
 
 import copy
 import re
@@ -23,7 +23,9 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 def follow(
     optimizer: AnyOptimizer, before: nn.Module, after: nn.Module, plan: Plan, *, new: New = "repeat"
 ) -> AnyOptimizer:
-    """Return the optimizer of a model after surgery: moments lie as the weights do, and training goes on.
+    """Return the optimizer of a model after surgery, so that training continues.
+
+    The moments lie as the weights do.
 
     Of every parameter the entries of its state that have its shape (momentum, first and second moments) are read by
     the plan, as its weights were; counters such as `step` and all that is no tensor stay what they are. A parameter
@@ -39,8 +41,8 @@ def follow(
         after: the model that the operation has made.
         plan: the plan that the operation has returned. Either model may be its full one, so that it may come from
             `narrow`, `ungraft`, `prune`, `permute`, `widen` and `graft` alike, or from `compose`.
-        new: the moments of positions that only the larger model has, along axes that both have. `repeat`: those of the
-            old positions, in turn, as `widen` repeats weights. `zero`: zeros, which for Adam, whose counter goes on,
+        new: the moments of positions that only the larger model has, along axes that both have. `repeat`: the moments
+            of old positions, in turn, as `widen` repeats weights. `zero`: zeros; for Adam, whose counter continues, this
             means steps up to some 7 times as long there for a while. (Where one tensor is made of several, it is
             zeros in any case.)
 

@@ -1,7 +1,7 @@
 """Scale models of different architectures, tensor by tensor, to the same norm before they are averaged.
 
 FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), Algorithm 1, lines 12-22. Small models
-have larger weights than large ones and would dominate the mean. The norm is that of the entries up to a quantile of
+have larger weights than large ones and would dominate the mean. The norm is over the entries up to a quantile of
 their magnitudes; it is found for many tensors at once, without sorting them.
 """
 

@@ -88,7 +88,7 @@ def _makes(func: Any) -> str:
     arguments, returns = (
         [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
     )
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # of the latter memory or sizes change
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # an in-place view changes memory or sizes
         return ""
     if not any((*arguments, *returns)):
         return "new tensors"

@@ -71,7 +71,7 @@ class Architecture:
         return ("all",) if self.depth is None else self.network.rate_names(len(self.depth))
 
     def build(self, **fields: Any) -> nn.Module:
-        """Call the class with the arguments of this row, and with those of the fields that it takes."""
+        """Call the class with this row's arguments and the fields that it takes."""
         values = {**self.arguments, **fields}
         return self.network(**{name: values[name] for name in self._parameters if name in values})
 
@@ -105,7 +105,9 @@ def check(owner: str, field: str, value: Any) -> Any:
 
 
 def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> tuple[float, ...]:
-    """Return the width rate of each part: one is for all, and the last section's is also that of parts after it.
+    """Return the width rate of each part; one rate is for all.
+
+    The last section's rate is also the rate of parts after it.
 
     >>> check_rates("MobileNetV2", (0.5, 1), ["section1", "section2", "tail"], sections=2)
     (0.5, 1.0, 1.0)

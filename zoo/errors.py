@@ -10,7 +10,7 @@ Code = Literal[
     "unsupported",  # a kind of layer or of network that the zoo does not handle
     "file",  # a file or a text in YAML cannot be read, or holds no weights and no spec
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""The kind of thing that went wrong, for code that continues in different ways."""
 
 
 class ZooError(ValueError):

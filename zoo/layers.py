@@ -24,8 +24,8 @@ class Network(nn.Sequential):
     before the head is global, except in the CNN and VGG. These flatten channel by channel, so that a smaller model's
     weights are a leading corner there as well.
 
-    A network that is called directly has weights as torch's layers make them; `zoo.initialise(net, generator)` draws
-    those of `zoo.create`. Arguments that are fields of `zoo.Spec` mean what they mean there.
+    A network that is called directly has weights as torch's layers make them; `zoo.initialise(net, generator)`
+    gives it the weights of `zoo.create`. Arguments that are fields of `zoo.Spec` mean what they mean there.
 
     Raises:
         ZooError: for arguments out of range.
@@ -47,7 +47,7 @@ class Network(nn.Sequential):
 
     @classmethod
     def rate_names(cls, sections: int) -> tuple[str, ...]:
-        """Name the parts that have a width rate: the sections, then those of `extra_rates`."""
+        """Name the parts that have a width rate: the sections, then `extra_rates`."""
         return (*(f"section{i}" for i in range(1, sections + 1)), *cls.extra_rates)
 
     @classmethod
@@ -163,7 +163,7 @@ class Builder:
         return Residual(self.step_size, drop_path)
 
     def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
-        """Return a convolution (its arguments are those of `conv`), then Scaler, norm and activation, where given."""
+        """Return a convolution (arguments as for `conv`), Scaler, norm and activation."""
         conv = self.conv(*sizes, **options)
         parts = {"conv": conv, "scaler": self.make_scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
@@ -245,7 +245,9 @@ class GlobalPool(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
+    """Initialise every weight of a zoo model from `generator`, and return the model.
+
+    The weights are initialised in the order of the modules.
 
     Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and convolutions
     with a bias in the CNN and the Vision Transformer, get torch's default: weight and bias are uniform within

@@ -43,7 +43,7 @@ class StaticBatchNorm2d(BatchNorm2d):
     """HeteroFL's static batch norm (Diao et al., ICLR 2021, section 3): training keeps no running statistics.
 
     Its state is weight and bias alone, so that no statistics of a client's data are sent. In evaluation mode it uses
-    the running statistics that were loaded (from `collect_statistics`); without any it uses those of the batch, as
+    the running statistics that were loaded (from `collect_statistics`); without any it uses the batch's, as
     torch does. Loading a state without statistics removes those it has, which belong to another model.
     """
 
@@ -93,7 +93,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         return {}
     weights = model.state_dict() if state is None else state
     tensors = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
-    model = copy.deepcopy(model).eval()  # hooks and modes are those of the copy
+    model = copy.deepcopy(model).eval()  # hooks and modes are the copy's
     norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
 
@@ -120,7 +120,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
 
 
 def is_statistic(name: str, model: nn.Module) -> bool:
-    """Return whether a state name is that of a statistic of a static batch norm.
+    """Return whether a state name belongs to a statistic of a static batch norm.
 
     >>> from zoo import create
     >>> is_statistic("stem.norm.running_mean", create("resnet20", norm="static_batch"))

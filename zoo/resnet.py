@@ -196,7 +196,7 @@ class ResNet(Network):
     Args:
         block: BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, or a class that is called as they are.
         depths: blocks of each section; one number is for all. With exits the last sections may have 0.
-        channels: of each section's 3x3 convolutions at full width; the stem has those of the first section.
+        channels: of each section's 3x3 convolutions at full width; the stem has the first section's.
         shortcut: see `Shortcut`; None is the block's own.
         final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are unused.
         width: one rate, or one for each section.

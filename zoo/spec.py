@@ -62,8 +62,8 @@ class Spec:
         num_classes: number of outputs; for a language model the size of its vocabulary.
         in_channels, image_size: of the images [N, in_channels, image_size, image_size].
         tokens: the longest sequence that a language model takes.
-        width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section, the last
-            of which is then used for what follows the sections as well.
+        width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section; the last
+            one is then used for what follows the sections as well.
         depth: number of blocks: one for all sections, or one for each section. With exits the last sections may have 0.
         rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it. (A Vision
@@ -169,8 +169,7 @@ class Spec:
         """Return the model, in training mode.
 
         Args:
-            generator: draws the initial weights, on the CPU for any device; None draws them from torch's global
-                generator.
+            generator: gives the initial weights, on the CPU for any device; None: torch's global generator.
             device: `meta` gives a model with shapes but no weights.
 
         Raises:
@@ -238,7 +237,7 @@ class Spec:
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
-                # one number stands for several equal ones, unless nobody knows how many there are
+                # one number stands for several equal ones, unless their number is not known
                 equal = len(set(values[key])) == 1 and self.architecture.depth is not None
                 values[key] = values[key][0] if equal else list(values[key])
         return yaml.safe_dump(values, sort_keys=False)

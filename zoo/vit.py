@@ -1,7 +1,7 @@
 """The Vision Transformer.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (ICLR 2021), section
-3.1. The base model is that of table 1; tiny and small are those of DeiT (Touvron et al., "Training data-efficient image
+3.1. The base model is from table 1; tiny and small are from DeiT (Touvron et al., "Training data-efficient image
 transformers & distillation through attention", ICML 2021, table 1).
 
 An image is cut into patches of 16x16 pixels (`stem="imagenet"`) or 4x4 (`stem="cifar"`, the default for images of up to
@@ -49,7 +49,10 @@ class Tokens(nn.Module):
         return self.dropout(tokens + self.position)
 
     def draw(self, generator: torch.Generator | None) -> None:
-        """Draw the class token and the positions, but not the projection: normal with deviation 0.02."""
+        """Initialise the class token and the positions: normal with deviation 0.02.
+
+        The projection is left as it is.
+        """
         for parameter in (self.class_token, self.position):
             nn.init.normal_(parameter, std=0.02, generator=generator)
 
@@ -170,7 +173,7 @@ _FUSED = re.compile(r"(.*\.)(?:in_proj_|qkv\.)(weight|bias)")
 
 
 def _by_channel(x: Tensor, heads: int) -> Tensor:
-    """Return the rows (head, channel) as (channel, head); left alone if they cannot be those of so many heads."""
+    """Return rows (head, channel) as (channel, head), unchanged if `heads` cannot be right."""
     return rearrange(x, "(head channel) ... -> (channel head) ...", head=heads) if len(x) % heads == 0 else x
 
 

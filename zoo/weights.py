@@ -1,4 +1,6 @@
-"""Models by name, with drawn or given weights: a state dict, of the zoo, torchvision or timm, or a file that has one.
+"""Models by name, with random or given weights: a state dict or a file that has one.
+
+A state dict may come from the zoo, torchvision or timm.
 
 torchvision and timm have the same tensors in the same order under other names.
 """
@@ -36,7 +38,7 @@ def create(
 
     Args:
         name: one of `zoo.names()`.
-        generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
+        generator: gives the initial weights, on the CPU; None: torch's global generator.
         weights: to begin with instead: a state dict, or a file with one; see `zoo.weights.build_with`, also for what
             becomes of the head if the number of classes differs.
         fields: the fields of `Spec`: num_classes, width, depth, norm, ...
@@ -63,7 +65,7 @@ def build_with(
 
     Args:
         weights: the state dict, or the path of a .safetensors, .pth or .pt file with one.
-        generator: draws the initial weights, of which only those of a new head remain.
+        generator: gives the initial weights; only a new head's remain.
 
     Raises:
         ZooError: if the weights cannot be read, or belong to another model.
@@ -234,7 +236,7 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
 
     The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
     number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the
-    other tensors are those of the given state or views of them, and copies only where torchvision has three matrices of
+    other tensors are the given state's or views of them, and copies only where torchvision has three matrices of
     the zoo's as one.
 
     Raises:

@@ -71,7 +71,7 @@ def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Piece
 def _find_turned(
     folder: str | Path, config: Mapping[str, Any], adapters: Mapping[str, Factors], entries: Mapping[str, Pieces]
 ) -> dict[str, bool]:
-    """Return whether each adapted weight is [in, out], as those of embeddings and of transformers' Conv1D are.
+    """Return whether each adapted weight is [in, out], as in embeddings and Conv1D.
 
     The shape says it, but for square ones: for these the configuration does, which has one word for all modules.
     """

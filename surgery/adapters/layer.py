@@ -29,7 +29,7 @@ class LowRank(nn.Module):
         a: [rank, in], for convolutions [rank, in, *kernel].
         b: [out, rank], for convolutions [out, rank, 1, ...].
         scale: what the product is multiplied by.
-        dropout: the share of the adapter's inputs that are dropped in training; those of embeddings are not.
+        dropout: the share of the adapter's inputs that are dropped in training; an embedding's inputs are not.
         magnitude: with it the layer is DoRA's (Liu et al., ICML 2024, eq. 5), W' = magnitude (W + scale B A) / norms,
             as `norms` gives them; they are constants in the gradient (section 4.3). None: LoRA's.
 
@@ -113,7 +113,7 @@ class LowRank(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the layer."""
+        """The adapted layer's bias."""
         return self.base_layer.bias
 
     def __getattr__(self, name: str) -> Any:
@@ -122,7 +122,7 @@ class LowRank(nn.Module):
         except AttributeError:
             if name in ("base_layer", "weight") or name.startswith("__"):
                 raise  # __deepcopy__ of a parametrized layer would copy that layer alone
-            return getattr(self.base_layer, name)  # in_features, kernel_size, ...: that of the layer
+            return getattr(self.base_layer, name)  # the layer's in_features, kernel_size, ...
 
     def extra_repr(self) -> str:
         return f"rank={self.rank}, scale={self.multiplier:g}" + ", dora" * (self.lora_magnitude_vector is not None)
@@ -208,7 +208,7 @@ def why_not(module: nn.Module) -> str | None:
 
 
 def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
-    """Return those of A and B beside a layer."""
+    """Return the shapes of A and B beside a layer."""
     packed = is_packed(module)
     out, into, *kernel = (module.out_features, module.in_features) if packed else module.weight.shape
     if is_transposed(module):
@@ -217,7 +217,10 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 
 
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw A and set B to zero as peft does, so that nothing changes at first; of an embedding A is zero."""
+    """Initialise A at random and B to zero as peft does; an embedding's A is zero.
+
+    Nothing changes at first.
+    """
     weight = module.weight
     dtype = torch.float32 if is_packed(module) else weight.dtype
     a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))

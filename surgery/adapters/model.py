@@ -31,7 +31,7 @@ from surgery.states import tensors as all_tensors
 
 _log = logging.getLogger(__name__)
 _OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
-"""Layers of which one would expect that they have adapters."""
+"""Layers that a user would expect to have adapters."""
 
 
 def add(
@@ -47,7 +47,7 @@ def add(
 ) -> nn.Module:
     """Put adapters beside the layers of a model, and freeze the rest. The outputs stay the same.
 
-    A is drawn as torch draws a linear layer, and B is 0, as in peft.
+    A is initialised as torch initialises a linear layer, and B is 0, as in peft.
 
     Args:
         model: any module; it is not changed. The result shares the memory of the weights that are frozen.
@@ -59,7 +59,7 @@ def add(
         train: modules that are trained whole beside the adapters, such as a new classifier; names or patterns.
         scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
         dropout: the share of an adapter's inputs that are dropped in training.
-        generator: what A is drawn with; None: torch's own.
+        generator: initialises A; None: torch's own.
         kind: lora; or dora, which also learns the norm of each output's weights (Liu et al., ICML 2024), for linear
             layers and convolutions.
 
@@ -223,7 +223,7 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     """Take adapters out of a plain model again: the model with adapters whose weights are W - scale B A.
 
     It is the inverse of `merge` but for the rounding of the weights' dtype. DoRA's magnitudes are the merged weights'
-    norms, and the norms that these are in the place of are those of `model`.
+    norms; they replace the norms of `model`.
 
     Args:
         merged: a plain model, as `merge` makes it, perhaps trained further.

@@ -59,7 +59,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         settings: more entries of the configuration, such as base_model_name_or_path and task_type.
 
     Raises:
-        SurgeryError: if the folder is there already, and for a model of which peft would compute something else.
+        SurgeryError: if the folder is there already, and for a model that peft would compute differently.
     """
     tensors, factor = state(model), scales(model)
     adapters, rest = factors(tensors)
@@ -110,7 +110,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
 def check_tied(
     named: Iterable[tuple[str, Tensor]], changed: Collection[str], way: str, reason: str = "is trained whole"
 ) -> None:
-    """Raise SurgeryError for what changes and has several names, of which peft changes one."""
+    """Raise SurgeryError for changed tensors with several names: peft changes only one."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
         place = tensor.data_ptr() if tensor.layout is torch.strided else 0
@@ -227,7 +227,10 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
 
 
 def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor] | None) -> None:
-    """Take out the weights of the base that peft saves beside adapters of embeddings, if they are those of the base."""
+    """Remove the base's weights that peft saves beside adapters of embeddings.
+
+    Raises SurgeryError if they differ from the weights of the base.
+    """
     adapted = rank_of(tensors)
     for name in [name for name in tensors if name.rpartition(".base_layer.")[0] in adapted]:
         plain, saved = name.replace(".base_layer.", "."), tensors.pop(name)

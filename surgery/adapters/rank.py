@@ -35,7 +35,7 @@ SPELLINGS = (
 )
 """How the names of A and B end after the name of the module; * is the name of the adapter."""
 MAGNITUDES = MAGNITUDE, f"{MAGNITUDE}.weight", f"{MAGNITUDE}.*.weight", "dora_scale", "magnitude"
-"""How those of DoRA's magnitudes end."""
+"""Ends of the names of DoRA's magnitudes."""
 
 
 def _pattern(end: str) -> re.Pattern[str]:
@@ -215,7 +215,7 @@ def resize(
 ) -> Resized:
     """Change the rank of adapters.
 
-    A rank that grows is exact: B gets columns of zeros, and A rows that are drawn as those of a new adapter. One that
+    A rank that grows is exact: B gets columns of zeros, and A rows that are initialised as in a new adapter. One that
     shrinks loses something, as little as possible with `svd`. DoRA's magnitudes stay as they are. So does the scale: an
     alpha in the state is multiplied as the rank is.
 
@@ -226,7 +226,7 @@ def resize(
         how: svd: the best product of that rank, or of the same (Eckart and Young), with its singular values in equal
             parts in A and B, the largest first; it takes the decomposition of a matrix of the old rank, never of the
             product. truncate: the first rows of A and columns of B, as HetLoRA takes them (Cho et al., EMNLP 2024).
-        generator: what new rows are drawn with; None: they are zero, so that both factors are (such rows learn nothing
+        generator: initialises new rows; None: they are zero, so that both factors are (such rows learn nothing
             before one of them changes).
 
     >>> tensors = {"fc.lora_A.weight": torch.tensor([[1.0, 0.0], [1.0, 0.0]]), "fc.lora_B.weight": torch.eye(2)}
@@ -261,7 +261,7 @@ def resize(
 def _grow(pair: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     more = pair.a.new_zeros(rank - len(pair.a), *pair.a.shape[1:])
     if generator is not None and len(more):
-        bound = pair.a.shape[1:].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
+        bound = pair.a.shape[1:].numel() ** -0.5  # as in nn.init.kaiming_uniform_(a=sqrt(5))
         drawn = torch.empty(more.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
         more = upload(drawn.to(more.dtype), more.device)
     none = pair.b.new_zeros(len(pair.b), len(more), *pair.b.shape[2:])
@@ -306,8 +306,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
         weights: of each; they are divided by their sum. None: equal ones.
 
     Returns:
-        Adapters whose ranks are the sums of the given ones. The weights are in B. With alpha the scale is that of the
-        first state.
+        Adapters whose ranks are the sums of the given ones. The weights are in B. With alpha the scale is the
+        first state's.
 
     Raises:
         SurgeryError: for a state without adapters, for other names or shapes, and for DoRA.

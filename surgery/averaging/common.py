@@ -49,7 +49,10 @@ def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
 
 
 def _same_mask(name: str, masks: Tensor, covered: Tensor | None, keep: Tensor | None) -> Tensor:
-    """Return the mask that all have in [K, *S], or `keep` where nobody covers. Raises SurgeryError where two differ."""
+    """Return the mask that all have in [K, *S], or `keep` where no one covers.
+
+    Raises SurgeryError where two differ.
+    """
     if covered is None:
         first, equal = masks[0], masks == masks[0]
     else:

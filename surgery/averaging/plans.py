@@ -30,7 +30,7 @@ from surgery.threads import in_threads
 from surgery.transfer import upload
 
 _SLAB = 1 << 18  # elements; small enough for the sum over the clients to stay in the cache
-_REGIONS = 32  # up to so many are divided one by one, more by a tensor of weights
+_REGIONS = 32  # up to this number they are divided one by one, beyond it by a tensor of weights
 
 
 class _Part(NamedTuple):

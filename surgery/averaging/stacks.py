@@ -78,7 +78,7 @@ def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], 
 
 
 def _mean(shares: Moved, _: str, values: Tensor, covered: Tensor | None, old: Tensor | None) -> Tensor:
-    """Return the mean over the first axis in the dtype to compute in, and `old` where nobody covers."""
+    """Return the mean over the first axis in the dtype to compute in; `old` without cover."""
     weights = shares(values.device, compute_dtype(values.dtype))
     flat = values.reshape(values.shape[0], values[0].numel()).to(weights.dtype)
     if covered is None:

@@ -71,7 +71,7 @@ class Model:
         return self.module
 
     def load(self, module: nn.Module | None = None) -> nn.Module:
-        """Build the model with these weights, all of which are read."""
+        """Build the model with these weights, which are all read."""
         net = self.build(module)
         with about(str(self.path)):
             return load(net, dict(self.values))

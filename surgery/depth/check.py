@@ -53,7 +53,7 @@ class _Skips(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)) if results else ():
             if held := self._outputs.get(id(tensor)):
                 _, section, block, run = held
-                if self._runs[section] > run:  # the first use is that of the next block, or of what follows
+                if self._runs[section] > run:  # the first use is by the next block, or by what follows
                     self.found.add((block, tuple(self._runs.values())))
                 if function.__name__ in _SAME:
                     self._outputs |= {id(part): (part, section, block, run) for part in results}
@@ -67,7 +67,7 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
     """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
 
     Args:
-        skipping: the sections of which skip connections are noted.
+        skipping: the sections whose skip connections are noted.
     """
     place = {block: section for section in skipping for block in section.blocks}
 
@@ -116,7 +116,7 @@ def check_depth(before: Pass, after: Pass, origins: Mapping[Section, Sequence[in
 
 
 def check_skips(before: Pass, after: Pass) -> None:
-    """Raise SurgeryError if skip connections lead to other blocks, as those of outputs kept on a list may."""
+    """Raise SurgeryError if skip connections lead to other blocks, as outputs on a list may."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
         raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: keep the depths", code="depth")
@@ -135,8 +135,8 @@ def without_cache(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]
 def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
     """Check that `after` gives the same outputs with its cache as without, if `before` does.
 
-    The outputs of one pass are compared with those of a pass with `use_cache=True`, and with those of a pass over all
-    tokens but the last and another that goes on from its cache. Nothing is done for models whose forward does not take
+    The outputs of one pass are compared with a pass with `use_cache=True`, and with a pass over all tokens but the last
+    and another that continues from its cache. Nothing is done for models whose forward does not take
     `use_cache`, nor on the meta device, where nothing has a value.
 
     Raises:
@@ -210,7 +210,7 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest difference of outputs of one name, or 0 if it is that of rounding."""
+    """Return the largest difference of outputs of one name, or 0 if rounding explains it."""
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

@@ -28,8 +28,8 @@ def recount_blocks(
 
     Such an attribute belongs to a module around the section, or to an object that modules hold, such as a
     configuration. Its name says so (`n_layer`, `num_hidden_layers`, `decoder_layers` if the section is in a `decoder`,
-    `layer_types`), and its value is the section's depth, or a list of that length; or that of the whole list of modules
-    of which the section is a part. Where it may be another section's it is left alone.
+    `layer_types`), and its value is the section's depth, or a list of that length; or the depth of the whole list
+    of modules that the section is a part of. Where it may be another section's it is left alone.
 
     Args:
         known: all sections of the model.
@@ -91,7 +91,7 @@ def _whole_lists(
 
 
 def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
-    """Return whether a configuration, such as that of a vision tower, counts a section under a name of no other's."""
+    """Return whether a configuration counts a section, under a name that fits no other."""
     return any(
         _words(attribute) & _COUNTED and not _special(attribute) and _fits(value, section)
         for attribute, value in settings.items()
@@ -255,7 +255,7 @@ def renumber(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[st
 
 
 def _find_numbered(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
-    """Yield the modules after the section whose numbers go on from that of one in its last block."""
+    """Yield the modules after the section whose numbers continue the numbers of its last block."""
     value = last = getattr(model.get_submodule(last_module), attribute)
     passed = False
     for name, module in model.named_modules():

@@ -73,14 +73,14 @@ def graft(
     list for which the example shows that it does. A state does not show which is the case: numbered siblings are then
     taken for a Sequential, and the plan cannot `build`.
 
-    Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
+    Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) continue through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
     so; without an example, where the blocks are numbered. Lists of a configuration with an entry for each block
     (`config.attention_window`) follow where the class could not make the model otherwise. The given model's
     configuration is not changed.
 
     Raises:
-        SurgeryError: for a section that is deeper already, of which a block cannot be repeated, or whose blocks are not
+        SurgeryError: for a section that is deeper already, has a block that cannot be repeated, or whose blocks are not
             known to run one after another; for a deeper model that does not run as it should; for scripted, lazy and
             quantised models.
 
@@ -206,7 +206,7 @@ def ungraft(
 
     Returns:
         The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
-        from a Sequential are removed, and later ones move up; so are those of a ModuleList if the example shows that
+        from a Sequential are removed, and later ones move up; so are blocks of a ModuleList if the example shows that
         the model then runs. Elsewhere a `Skip` takes their place. Where blocks are removed, numbers and counts of
         blocks follow as in `graft`.
 

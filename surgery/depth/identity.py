@@ -17,7 +17,7 @@ from surgery.forward import Uses, tensors_in, vary
 from surgery.names import join
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
-Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
+Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something and returns the outputs that must not change
 
 _TOLERANCE = 1e-5
 _DRAWS = 4  # random inputs of a block beside what the example gives it
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def zero_branches(
     model: nn.Module, deeper: nn.Module, grafted: Mapping[str, Sequence[nn.Module]], example: Any
 ) -> None:
-    """Zero parameters of the new blocks of `deeper`, in place, so that its outputs are those of `model`.
+    """Zero parameters of new blocks of `deeper` in place: its outputs equal `model`'s.
 
     A new block's first output then equals its first input, on the example and on random inputs: activations of zero
     say nothing. What else it returns may differ, as long as the model's outputs stay the same. The parameters that a
@@ -41,7 +41,7 @@ def zero_branches(
         model: the model before; not changed.
         deeper: the model with the new blocks.
         grafted: the copies (modules of `deeper`) of each repeated block, by its name in `model`.
-        example: the model's input, see `surgery.forward.arguments`; where all its numbers are equal others are drawn.
+        example: the model's input, see `surgery.forward.arguments`; where all its numbers are equal others are sampled.
 
     Raises:
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with

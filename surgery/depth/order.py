@@ -13,8 +13,8 @@ from surgery.torch_private import Watch, memory, tree_leaves
 def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> list[bool | None]:
     """Say of rows of modules, by name, whether each module runs on what comes of the output of the one before.
 
-    None for a row of which no module runs on the example, or one alone of several; modules that do not run are passed
-    over. A row may run backwards. What counts is the first call of each.
+    None for a row without a module that runs on the example, or with one alone of several; modules that do not run are
+    passed over. A row may run backwards. What counts is the first call of each.
 
     >>> class Sum(nn.ModuleList):
     ...     def forward(self, x): return sum(module(x) for module in self)

@@ -227,7 +227,10 @@ class _Search:
         return [section for group in groups for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Return level by level from the root groups with evidence, those of their class, and nothing inside them."""
+        """Return the outermost groups with evidence, and groups of their class.
+
+        The search goes level by level from the root.
+        """
         level, outermost = [""], []
         blocks: set[Any] = set()
         while level:
@@ -235,7 +238,7 @@ class _Search:
             shown = [group for group in groups if evident(group) and not all(map(self._holds_blocks, group))]
             seen = {self.kind(group[0]) for group in shown}
             blocks |= {self.kind(group[0]) for group in shown if not self.container(group[0])}
-            # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
+            # A Sequential may be a block here and something else there, and in a state any name may be a block's:
             # these must also fit together with their neighbours.
             chosen = [
                 g
@@ -421,7 +424,7 @@ def _matched_blocks(model: nn.Module) -> list[str]:
     """Return the names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it
     matches.
 
-    timm's models have this method, and so have those of this project's zoo. In a state, modules called
+    timm's models have this method, and so have the models of this project's zoo. In a state, modules called
     `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.
     """
     matcher = getattr(model, "group_matcher", None)

@@ -1,4 +1,4 @@
-"""Modules that stand for blocks: rows of them, gaps, and those of which only a state is known."""
+"""Modules that stand for blocks: rows, gaps, and blocks known by their state alone."""
 
 import ast
 import inspect
@@ -83,7 +83,7 @@ def returns_several(block: nn.Module) -> bool:
 
 
 class Part(nn.Module):
-    """A module of which only the tensors are known. `kind` is its name without its number."""
+    """A module known by its tensors alone. `kind` is its name without its number."""
 
     kind = ""
 

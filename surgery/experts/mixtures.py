@@ -19,7 +19,7 @@ _GROUPS = re.compile(r"^(n|num)_(expert_)?groups?$")
 
 
 class Mixture(NamedTuple):
-    """Experts of which a router chooses some for each token.
+    """Experts, from which a router chooses some for each token.
 
     Attributes:
         name: of the module that holds the router and the experts.
@@ -167,7 +167,7 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
 
 
 def _without_inner(model: nn.Module, rows: list[tuple[str, str, int]], size: int) -> tuple[tuple[str, str, int], ...]:
-    """Return a router's tensors without those of inner layers that are as wide as there are experts."""
+    """Return a router's tensors without inner layers as wide as there are experts."""
     wide = [module for module, key, _ in rows if getattr(model.get_submodule(module), key).shape == (size, size)]
     layers = [*dict.fromkeys(module for module, key, _ in rows if key == "weight")]
     if not wide or len(layers) < 2:

@@ -42,7 +42,7 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files of torch.save."""
 INDEX = "model.safetensors.index.json"
 _IN_FOLDERS = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Of which a folder has the first that is there, as for transformers: older ones may be left beside it."""
+"""Files of weights: a folder's first one counts, as for transformers; older ones may be left beside it."""
 _LARGEST = 2**28  # bytes of a file of JSON
 _REPEATED = 2**30  # bytes that tensors may claim beyond those that a file of torch.save holds for them
 _BEGINNINGS = (b"PK", b"\x80")  # of files of torch.save: a zip file, and before PyTorch 1.6 a pickle
@@ -265,7 +265,7 @@ def _load(path: Path) -> Any:
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:
             raise
-        # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
+        # Errors of other kinds say nothing to a user, and PytorchStreamReader's errors are about archives.
         cut = before or not isinstance(error, RuntimeError) or re.search("PytorchStreamReader|magic number", str(error))
         why = "it is none, damaged or cut short; fetch or save it again" if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}", code="file") from None

@@ -50,7 +50,7 @@ def write(
         values: the state.
         metadata: texts that are written into safetensors files.
         like: a folder whose other files (configuration, tokenizer) a new folder gets, too.
-        config: what config.json of a new folder holds, in place of that of `like`.
+        config: what config.json of a new folder holds, in place of the file of `like`.
         shard_bytes: in a folder the size above which the state is split into several files with an index.
         progress: is told the bytes as they are written.
 
@@ -125,7 +125,7 @@ def _compute(every: Iterable[Pieces]) -> Iterator[Tensor]:
                 coming.extend(pool.submit(piece.read, *span) for piece, *span in islice(jobs, 1))
                 yield slab
     finally:
-        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process
+        torch.set_num_threads(allowed)  # the threads' setting also changed the process's
 
 
 def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None:

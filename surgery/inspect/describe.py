@@ -87,7 +87,7 @@ class Line(NamedTuple):
 
 
 def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
-    """List layers in their order, those of a section under its title; equal blocks that follow each other once."""
+    """List layers in order, a section's under its title; runs of equal blocks once."""
     for section, inside in groupby(lines, key=lambda line: line.section):
         if section is None:
             yield from _cut(f"  {line.name or '(the model itself)'}  {line.text}" for line in _pad(list(inside)))

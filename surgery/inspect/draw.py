@@ -35,7 +35,7 @@ class Bar(NamedTuple):
 class Coupled(NamedTuple):
     """A width of several layers, by their numbers in the picture: those that make it, and those that read it.
 
-    `stays` tells whether it stays whole although others shrink.
+    `stays` tells whether it keeps its size although others shrink.
     """
 
     size: int
@@ -50,7 +50,9 @@ class Coupled(NamedTuple):
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Draw a report: for each layer with a matrix a bar as high as its output is wide. The solid part is what is kept.
+    """Draw a report: for each layer with a matrix a bar as high as its output is wide.
+
+    The solid part is what is kept.
 
     Above the bars, a line joins the layers that share a width, which therefore shrink together.
 

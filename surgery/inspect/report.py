@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model. Plans of which it is the full model have this fingerprint."""
+    """The size of a model. Plans with it as the full model have this fingerprint."""
 
     parameters: int
     macs: int | None
@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         after: None if nothing was changed.
-        widths: those of the model after its depth was changed.
+        widths: the widths of the model after its depth was changed.
         problem: why widths or MACs are not known, or "".
         stopped: the steps that took too long, so that what they find is not in the report.
     """

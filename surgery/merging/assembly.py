@@ -59,7 +59,7 @@ def passthrough(
             Sections that are not named stay. A block is used once; to repeat one, list its model twice.
         outside: for tensors outside of these sections by patterns of their names the model that they are taken from,
             such as {"lm_head": 1}; the first pattern that matches counts.
-        example: an input of the models, of which the first is a module. It shows which blocks run one after another,
+        example: an input of the models; the first one is then a module. It shows which blocks run one after another,
             as for `surgery.graft`, and the deeper or shallower network is tried on it.
 
     Returns:
@@ -128,7 +128,7 @@ def passthrough(
 def _resize(
     skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
 ) -> tuple[Any, dict[str, str]]:
-    """Return the first model with so many blocks in its sections, and where each tensor comes from by name."""
+    """Return the first model with other numbers of blocks, and each tensor's origin by name."""
     deeper, up = graft(
         skeleton, depths={name: max(depth, len(places[name])) for name, depth in depths.items()}, example=example
     )

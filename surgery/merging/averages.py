@@ -42,7 +42,7 @@ class Soup(NamedTuple):
     Attributes:
         state: the mean of the models that were taken.
         taken: their places in the list, in the order in which they were added.
-        score: that of the mean.
+        score: the mean's score.
         scores: of every model alone.
     """
 

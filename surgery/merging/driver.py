@@ -23,7 +23,7 @@ from surgery.states import Models, State, as_state, check_same, compute_dtype, i
 
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]
-"""A number for all tensors, or numbers by patterns of names, of which the first that matches counts."""
+"""A number for all tensors, or numbers by patterns of names, where the first that matches counts."""
 ForEach: TypeAlias = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 """The same, where a list has a number for each model."""
 Weights: TypeAlias = Sequence[float] | Tensor | Mapping[str, Sequence[float]] | None

@@ -1,4 +1,4 @@
-"""Methods by name, and those of a user: pure functions of the tensors of one name."""
+"""Methods by name, also a user's own: pure functions of the tensors of one name."""
 
 import difflib
 import inspect

@@ -27,7 +27,7 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight
         models: two models.
         t: in [0, 1], or by patterns of tensor names: 0 is the first model, 1 the second, both bit for bit.
         base: if given, the arc is that between the differences from it.
-        straight: an angle in radians; mergekit's is that of the cosine 0.9995.
+        straight: an angle in radians; mergekit's is the angle whose cosine is 0.9995.
 
     Raises:
         SurgeryError: if two tensors point in opposite directions, so that no arc between them is the shortest.
@@ -60,7 +60,7 @@ def _slerp(straight: float, group: Group) -> Reader:
 def multislerp(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
     """Interpolate between any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024).
 
-    A tensor's direction is that of the weighted mean of the models' directions, its length the weighted mean of their
+    A tensor has the direction of the weighted mean of the models' directions. Its length is the weighted mean of their
     lengths. (The step in the tangent space that the original adds is zero at that point.) `karcher` takes the mean of
     angles instead.
 

@@ -44,7 +44,7 @@ def task_arithmetic(
         base: the model that they were fine-tuned from.
         weights: of the models, 1 each if not given; one list or lists by patterns of tensor names.
         scale: the paper's lambda, a number or numbers by patterns.
-        normalize: whether the sum is divided by that of the weights.
+        normalize: whether the sum is divided by the sum of the weights.
 
     >>> base = {"w": torch.zeros(2)}
     >>> task_arithmetic([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}], base=base)
@@ -95,7 +95,9 @@ def _add(deltas: list[Tensor], weights: list[float]) -> Tensor:
 
 
 def elect_sign(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
-    """Return the weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
+    """Return the weighted sum, or mean, over values with the sign of the sum of all.
+
+    These are lines 9 to 16 of TIES.
 
     >>> elect_sign([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
     tensor([3., 2.])
@@ -127,7 +129,7 @@ def ties(
 ) -> State | LazyState:
     """Trim, elect signs and merge (Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1).
 
-    Of each task vector the share `density` of largest magnitudes is kept. Each element's sign is that of the weighted
+    Of each task vector the share `density` of largest magnitudes is kept. Each element has the sign of the weighted
     sum over models. The models that have that sign there are averaged, and the mean times `scale` is added to the base.
     Where the sum is 0 no sign is elected, and the base stays. Of equal magnitudes at the limit all are kept.
 
@@ -304,8 +306,8 @@ def della(
         epsilon: the width of the range of probabilities, which must lie within [0, 1]. (mergekit's epsilon is half of
             it.)
         elect: whether signs are elected as `ties` does; without it this is mergekit's `della_linear`.
-        normalize: whether what agrees is averaged, or without `elect` the sum divided by that of the weights; the same
-            as `elect` if not given.
+        normalize: whether what agrees is averaged, or without `elect` the sum divided by the sum of the weights; the
+            same as `elect` if not given.
         seed: of the draws, as for `dare`.
 
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
@@ -348,7 +350,7 @@ def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyStat
 
     Select: of each tensor the share `select` of the elements with the largest variance over the models, counted among
     those whose variance is not 0. Calculate: model k's weight is the mean of its squared selected elements, divided by
-    the sum over models. Erase: elements whose sign is not that of the sum over models are left out, and the weights of
+    the sum over models. Erase: elements with another sign than the sum over models are left out, and the weights of
     the others are divided by their sum.
 
     Args:

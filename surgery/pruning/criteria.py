@@ -217,7 +217,7 @@ def _gradients(
 ) -> Mapping[str, Tensor]:
     """Return the parameters' gradients of the loss by name, or their squares: the mean over the batches.
 
-    Those of a complex parameter have one more axis, of the real and the imaginary parts.
+    The gradients of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
     twin = clone(model).eval()
@@ -279,7 +279,7 @@ def is_criterion(function: Callable) -> bool:
 
 
 def takes(function: Callable, number: int) -> bool | None:
-    """Return whether a function can be called with so many arguments; None where its signature is not known.
+    """Return whether a function takes this number of arguments; None if not known.
 
     >>> takes(lambda name, rows: rows, 2), takes(lambda name, rows: rows, 1), takes(dict, 1)
     (True, False, None)
@@ -302,13 +302,13 @@ def is_pruner(by: Any) -> bool:
 
 
 def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
-    """Return what torch-pruning's class says of each width; a width of which it says nothing is left out.
+    """Return the scores that torch-pruning's class gives, without widths that it skips.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
     of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is
     an item of its own, so that every item is as long as the width. Their sums are the same. Their means are smaller by
     one factor for the width, which every `normalizer` but None takes out again. FPGMImportance, which compares the
-    positions of an item with each other, compares those of one head only.
+    positions of an item with each other, compares the positions of one head only.
     """
     from torch_pruning.dependency import Dependency, Group, Node
 

@@ -101,7 +101,7 @@ def prune(
 
             - a criterion, as `by` of `surgery.pruning.importance`: a name, a function of a parameter's name, rows and
               an axis, or an object of one of torch-pruning's importance classes;
-            - a function from a model to scores like those of `surgery.pruning.importance`. It receives the model of
+            - a function from a model to scores like the ones of `surgery.pruning.importance`. It receives the model of
               each step and must not change it;
             - such scores;
             - None: all widths keep the same share, their first positions.

@@ -28,7 +28,7 @@ class Cost:
 
     Args:
         model: the full model, or a copy of it on the meta device.
-        steps: how many of the solution's steps count; those of a second pass in training mode do not.
+        steps: how many of the solution's steps count; the steps of a second pass in training mode do not.
     """
 
     def __init__(self, model: nn.Module, solution: Solution, measure: What, steps: int):
@@ -170,7 +170,7 @@ class Target:
         return replace(self, **arguments)
 
     def as_shares(self, full: Mapping[What, int]) -> "Target":
-        """Return the same with shares of a full model of so many MACs, parameters or positions in place of numbers.
+        """Return the same with shares of a full model of these sizes in place of numbers.
 
         >>> Target(macs=0.5, parameters=300).as_shares({"macs": 1000, "parameters": 400})
         Target(parameters=0.75, macs=0.5)
@@ -191,8 +191,8 @@ def sizing(request: Target, sizes: Mapping[str, int] = MappingProxyType({}), by:
     Args:
         request: the target, of shares or numbers.
         by: what errors call the criterion.
-        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
-            floor is a share.
+        sizes: by name how many positions widths had before the model was cut for the first time; the target's
+            floor is a share of it.
     """
 
     def decide(
@@ -247,7 +247,7 @@ def numbers_kept(
         widths: those that may shrink.
         rounded: from a width's size and a share to a number of positions.
         scores: of a width, comparable over widths; None for one share of all widths.
-        sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
+        sizes: how many positions the widths had in the beginning; the target's floor is a share of it.
     """
     if target.even:
         return _even(target, cost, widths, rounded, sizes)
@@ -304,7 +304,7 @@ def _even(
     """`numbers_kept` with the largest share of all widths that fits.
 
     If their sizes have a common divisor of some shares, it is one that is a whole number of positions everywhere: what
-    is a product of other widths, as a hidden width is of heads and their size, is that of the narrow ones then.
+    is a product of other widths, as a hidden width is of heads and their size, is then the product of the narrow ones.
     """
     every = [atom.size for atom in widths]
     parts = common if (common := math.gcd(*every)) >= _SHARES else max(every, default=1)

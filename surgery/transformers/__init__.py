@@ -1,4 +1,4 @@
-"""Configurations follow a plan: of models that a class makes from one, such as those of HuggingFace's transformers."""
+"""Configurations follow a plan: a class makes the model from one, as in transformers."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Models that a class makes from a configuration object, such as those of HuggingFace's transformers.
+"""Models that a class makes from a configuration, such as HuggingFace's transformers.
 
 No library is known here. Such a model holds, under the name of its constructor's first parameter (`config`), the object
 that it was made from, and its class makes the same tensors from a copy of that object.
@@ -63,12 +63,12 @@ class _Undrawn(TorchFunctionMode):
 
 
 _DRAWING = {name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")}
-"""Names of functions and methods that draw values into a tensor; libraries wrap those of torch under these names."""
+"""Names of functions and methods that draw values into a tensor; libraries wrap torch's functions under these names."""
 
 
 @contextmanager
 def _quiet(kind: type) -> Iterator[None]:
-    """Let a class's library log nothing but errors: a model that is made only to be looked at is nobody's news."""
+    """Let a class's library log nothing but errors: a model that is made only to be looked at is no news."""
     library = logging.getLogger(kind.__module__.partition(".")[0])
     level = library.level
     library.setLevel(max(level, logging.ERROR))

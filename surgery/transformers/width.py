@@ -193,10 +193,9 @@ class _Search:
         return best
 
     def contradicts(self, path: Fields, new: Any) -> bool:
-        """Return whether one value alone changes a tensor's axis that stays whole: it only happens to be as large as
-        others.
+        """Return whether one value alone changes an axis of a tensor that should stay.
 
-        A value that the class refuses alone contradicts nothing.
+        It only happens to be as large as others. A value that the class refuses alone contradicts nothing.
         """
         config = copy.deepcopy(self.config)
         try:
@@ -308,7 +307,7 @@ def alternatives(
 
     Args:
         config: the configuration to change.
-        original: that of the full model; its values are among the alternatives.
+        original: the full model's configuration; its values are among the alternatives.
         sizes: what sizes become.
         pairs: (size, size that is wanted) of axes of the model made from the configuration.
         shares: how much shorter tables of computed numbers are to be, such as the frequencies of rotary embeddings,
@@ -348,6 +347,6 @@ def _renew_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
 
 
 def _times(value: float, want: int, got: int) -> float | None:
-    """Return a factor changed by a share; a whole one stays whole."""
+    """Return a factor changed by a share; an integer remains an integer."""
     new = value * want / got
     return new if isinstance(value, float) else int(new) if new == int(new) > 0 else None

@@ -35,15 +35,15 @@ def keep(
 ) -> Resized:
     """Keep some of a model's tokens: their rows of the embedding, the head and its bias.
 
-    The tokens keep their order: the smallest number that is kept becomes 0. The logits of the tokens that are kept are
-    those of the full model. Numbers of special tokens (`pad_token_id`, `padding_idx`) in modules and configurations
+    The tokens keep their order: the smallest number that is kept becomes 0. The logits of the tokens that are kept
+    equal the full model's. Numbers of special tokens (`pad_token_id`, `padding_idx`) in modules and configurations
     become the new ones, and sizes (`vocab_size`) follow, so that `from_pretrained` reads what `save_pretrained` writes.
 
     Args:
         model: any module with an embedding of tokens; it is not changed. A head may be tied to it.
-        tokens: the numbers of the tokens to keep. `surgery.vocabulary.needed` gives those of texts.
-        tokenizer: of transformers (a fast one) or of tokenizers; it is not changed. A text of which the full
-            tokenizer makes kept tokens is cut into the same ones.
+        tokens: the numbers of the tokens to keep. `surgery.vocabulary.needed` gives the tokens of texts.
+        tokenizer: of transformers (a fast one) or of tokenizers; it is not changed. A text that the full
+            tokenizer cuts into kept tokens is cut into the same ones.
         modules: names or patterns of the modules with one row for each token, if they are not found.
 
     Raises:
