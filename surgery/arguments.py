@@ -21,7 +21,7 @@ _SHORTER = {
 
 
 def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: Any) -> Any:
-    """Parse a command line as the arguments of a class or function, which is called with them.
+    """Parse a command line as the arguments of a class or function, and call it.
 
     Nothing else that is called may print errors.
 
@@ -62,7 +62,7 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
 
 
 def _core(box: str) -> str:
-    """Return what one of tyro's boxes says, in a line: its first part, and the written form of a flag."""
+    """Return the text of one of tyro's boxes in a line: its first part and the flag."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", box).replace("│", " ").splitlines()  # without colours
     if len(plain) < 3:
         return " ".join(plain).strip()

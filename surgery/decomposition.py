@@ -17,7 +17,7 @@ Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
 
 class Layer(NamedTuple):
-    """A piece of a network: the name of its module, its kind, and the state names of the tensors that it owns."""
+    """A piece of a network: its module's name, its kind, and its tensors' state names."""
 
     name: str
     kind: str
@@ -25,7 +25,7 @@ class Layer(NamedTuple):
 
 
 def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
-    """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
+    """Decompose a model into layers that together hold every tensor of its state once.
 
     Args:
         model: any module, or a state. A state's layers are the modules in its names, all of the kind "Part".
@@ -82,7 +82,7 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
 
 
 def check_segments(segments: Sequence[Sequence[str]], label: str = "segments") -> list[tuple[str, ...]]:
-    """Return groups of names of tensors as tuples; SurgeryError for anything else, which `label` names.
+    """Return groups of tensor names as tuples; SurgeryError for others names `label`.
 
     >>> check_segments([["a.weight", "a.bias"]])
     [('a.weight', 'a.bias')]
@@ -98,7 +98,7 @@ def check_segments(segments: Sequence[Sequence[str]], label: str = "segments") -
 
 
 def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
-    """Return the rank of each tensor's first use in a forward pass, by its name; unused tensors are left out."""
+    """Return each used tensor's rank of first use in a forward pass, by its name."""
 
     def watch(copy: nn.Module, inputs: Any) -> dict[str, int]:
         mode = Uses(names_by_id(copy))
@@ -110,7 +110,7 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
 
 
 def _find_parametrized(name: str, modules: dict[str, nn.Module]) -> str:
-    """Return the module that a parametrization is for; other modules' names are returned as they are."""
+    """Return the module that a parametrization is for; other modules' names unchanged."""
     parts = name.split(".")
     if "parametrizations" in parts:
         owner = ".".join(parts[: parts.index("parametrizations")])

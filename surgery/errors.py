@@ -27,7 +27,7 @@ Code = Literal[
 
 
 class SurgeryError(ValueError):
-    """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out.
+    """An operation that is not possible; the message names the cause and the way out.
 
     Attributes:
         code: the kind of error, one of `surgery.errors.Code`. Messages may change, codes do not.
@@ -49,12 +49,12 @@ class SurgeryError(ValueError):
 
 
 class InternalError(RuntimeError):
-    """A mistake in this package, not in what it was given: a rule for an operation is wrong, say."""
+    """A mistake in this package, such as a wrong rule for an operation."""
 
 
 @contextmanager
 def explain(task: str, hint: str = "") -> Iterator[None]:
-    """Turn any error of foreign code into a SurgeryError of code `run` that names the task.
+    """Turn errors of foreign code into a SurgeryError of code `run` that names a task.
 
     SurgeryErrors pass unchanged.
 
@@ -73,7 +73,7 @@ def explain(task: str, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Begin a SurgeryError that is raised in this block with its subject; its code stays.
+    """Begin a SurgeryError from this block with its subject; its code stays.
 
     >>> with about("plan.json"): raise SurgeryError("no plan", code="plan")
     Traceback (most recent call last):
@@ -87,7 +87,7 @@ def about(subject: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether there was no memory left, of the processor's or of a GPU's, for which torch has several errors.
+    """Return whether memory ran out, on the CPU or a GPU; torch has several errors.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError())
     (True, False)
@@ -99,7 +99,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type's name (the first two, if the first ends in a colon).
+    """Return an error's first line (two if it ends in a colon), or its type's name.
 
     >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError()), first_line(KeyError(3))
     ('no', 'KeyError', 'no key 3')

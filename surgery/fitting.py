@@ -1,4 +1,4 @@
-"""Checkpoints of other heads, sizes and prefixes: what of a state fits into a model."""
+"""Checkpoints of other heads, sizes and prefixes: what fits into a model."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
@@ -14,7 +14,7 @@ _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
 
 
 class Fit(NamedTuple):
-    """The tensors that `surgery.load(model, state, fit=...)` has taken, cut and left; it prints as a table.
+    """Tensors that `surgery.load(..., fit=...)` took, cut and left; prints as a table.
 
     Attributes:
         taken: the names of the model's tensors that were taken whole, each with its name in the state.
@@ -57,7 +57,7 @@ class Fit(NamedTuple):
 
 
 def find_packed(model: nn.Module) -> dict[str, int]:
-    """Return the tensors whose rows are several parts, gates or queries, keys and values, and how many parts.
+    """Return tensors whose rows are several parts (gates, or q, k and v), with counts.
 
     >>> find_packed(nn.MultiheadAttention(4, 2))
     {'in_proj_weight': 3, 'in_proj_bias': 3}
@@ -125,7 +125,7 @@ def fit_state(
 
 
 def _align(own_state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
-    """Return the pairs of names that agree best once a prefix is taken off or put on, and the two prefixes.
+    """Return the best pairs of names once prefixes change, and the two prefixes.
 
     A prefix for another one is taken only where it is one of all names, whole layers agree behind it, and half of the
     smaller of both agrees. Of several ways that agree equally well none is taken, unless one is to leave the names as

@@ -1,4 +1,4 @@
-"""Tensors that are read a piece at a time, so that a model larger than memory can be merged and written."""
+"""Tensors read piece by piece, so that models larger than memory can be merged."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ class Pieces:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Pieces":
-        """Return the pieces of a tensor in memory, as views where the tensor is contiguous."""
+        """Return the pieces of a tensor in memory, as views of a contiguous one."""
         tensor = tensor.detach().resolve_conj()
         flat: list[Tensor] = []
 
@@ -51,7 +51,7 @@ class Pieces:
         make: Callable[[], Tensor],
         device: torch.device = torch.device("cpu"),
     ) -> "Pieces":
-        """Return the pieces of a tensor that is made whole when one is read, and dropped after the last one."""
+        """Return pieces of a tensor made whole for the first and dropped after the last."""
         lock, cache = Lock(), []
 
         def read(start: int, stop: int) -> Tensor:
@@ -136,7 +136,7 @@ def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:
-    """(start, stop) of stretches that together are 0, ..., size - 1; the default length is SLAB.
+    """Yield (start, stop) of stretches that cover 0, ..., size - 1; SLAB by default.
 
     >>> list(spans(5, 2))
     [(0, 2), (2, 4), (4, 5)]

@@ -1,4 +1,4 @@
-"""The free memory. It is asked before much is taken, since a process that takes too much is killed without a word."""
+"""The free memory, asked for because a process that takes too much is killed."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ def _group_swap() -> float:
 
 
 def shortage(needed: int) -> str:
-    """Return the text of an error if fewer bytes are free; "" if enough are, or if that is unknown.
+    """Return an error's text if fewer bytes are free; "" if enough are, or unknown.
 
     >>> shortage(1000), shortage(10**18).split(", ")[0]
     ('', 'would take at least 1,000,000,000.0 GB of memory')

@@ -19,7 +19,7 @@ def join(module: str, name: str) -> str:
 
 
 def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn.Module"]]:
-    """Return the names and modules that `model.named_modules()` yields, at a third of its cost.
+    """Return what `model.named_modules()` yields, at a third of its cost.
 
     Args:
         tied: whether a module that is registered several times appears under each of its names.
@@ -47,7 +47,7 @@ def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Return whether a name belongs to a module or to anything inside it; everything is inside the root "".
+    """Return whether a name is a module's or inside it; all is inside the root "".
 
     >>> is_inside("layer1.0.conv1", "layer1"), is_inside("layer1", "layer1"), is_inside("layer10", "layer1")
     (True, True, False)

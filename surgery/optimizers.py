@@ -1,4 +1,4 @@
-"""Optimizers that continue after surgery: their states are cut and grown as the weights."""
+"""Optimizers that continue after surgery: their states change with the weights."""
 
 import copy
 import re
@@ -42,7 +42,7 @@ def follow(
         plan: the plan that the operation has returned. Either model may be its full one, so that it may come from
             `narrow`, `ungraft`, `prune`, `permute`, `widen` and `graft` alike, or from `compose`.
         new: the moments of positions that only the larger model has, along axes that both have. `repeat`: the moments
-            of old positions, in turn, as `widen` repeats weights. `zero`: zeros; for Adam, whose counter continues, this
+            of old positions, in turn, as `widen` repeats weights. `zero`: zeros; for Adam, whose counter continues, it
             means steps up to some 7 times as long there for a while. (Where one tensor is made of several, it is
             zeros in any case.)
 
@@ -117,7 +117,7 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
 
 
 class _Way(NamedTuple):
-    """A plan in the direction of an operation: from a model to its part, or from a part to the whole."""
+    """A plan in an operation's direction: from a model to a part, or to the whole."""
 
     plan: Plan
     cuts: bool
@@ -168,7 +168,7 @@ def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _Way:
 
 @cache  # many tensors lie along one width
 def _repeats(runs: Runs, size: int) -> list[int]:
-    """Return for each position of a longer axis the old one it holds, or which repeats there: those before it in turn.
+    """Return for each position of a longer axis the old position it holds or repeats.
 
     >>> _repeats(((0, 3),), 5), _repeats(((0, 2), (3, 5)), 6), _repeats(((2, 4),), 5)
     ([0, 1, 2, 0, 1], [0, 1, 0, 2, 3, 2], [0, 1, 0, 1, 0])
@@ -190,7 +190,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _group(optimizer: Optimizer, before: nn.Module, grown: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
-    """Return the names of the new parameters of each group, in the order of the old ones."""
+    """Return the new parameters' names of each group, in the order of the old ones."""
     names = names_by_id(before)
     place: dict[str, tuple[int, int]] = {}  # by name before the group, and where in it
     for number, group in enumerate(optimizer.param_groups):
@@ -235,7 +235,7 @@ def _is_count(key: str, value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each kind of entry that for some parameter is not the parameter's, so that no axis is known.
+    """Return shapes of entries that differ from their parameter's, by kind of entry.
 
     A factor of a square matrix may have its shape all the same.
     """
@@ -251,7 +251,7 @@ def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
 def _carry(
     name: str, states: Mapping[str, Mapping[str, Any]], way: _Way, other: Mapping[str, tuple[int, ...]], kind: str
 ) -> dict[str, Any]:
-    """Return the state of a new parameter, from the states of the old parameters that it is made of."""
+    """Return a new parameter's state from the states of its old parameters."""
     result: dict[str, Any] = {}
     for key in dict.fromkeys(key for entries in states.values() for key in entries):
         values = {origin: entries[key] for origin, entries in states.items() if key in entries}

@@ -1,4 +1,4 @@
-"""Scale models of different architectures, tensor by tensor, to the same norm before they are averaged.
+"""Scale models of different architectures, tensor by tensor, to the same norm.
 
 FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), Algorithm 1, lines 12-22. Small models
 have larger weights than large ones and would dominate the mean. The norm is over the entries up to a quantile of
@@ -34,7 +34,7 @@ _ROW = 1024  # squares are summed over a row in the tensor's own precision, and 
 
 
 def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
-    """Return the L2 norm of the entries with magnitudes up to their q-quantile (W95 of the paper).
+    """Return the L2 norm of entries with magnitudes up to their q-quantile (W95).
 
     The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It is at least the
     entry below that position and less than the next one, so that entry is used as an exact threshold, for any n and
@@ -197,7 +197,7 @@ def _measure_stack(
     mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None,
     weights: Tensor | Sequence[float] | None,
 ) -> tuple[list[tuple[str, ...]], Tensor]:
-    """Return the G groups, and the norms with their numbers of entries: float64 [G, K, 2] on the CPU."""
+    """Return the G groups, and norms with entry counts: float64 [G, K, 2] on the CPU."""
     k = stack_size(models)
     row = client_weights(weights, k)
     mask = {} if mask is None else {name: check_mask(name, m, models) for name, m in as_stack(mask).items()}
@@ -247,7 +247,7 @@ def _measure_parts(
 
 
 def _scale(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[str, Tensor]) -> State:
-    """Return model k multiplied by its factors, which have the names of the full model's tensors."""
+    """Return model k times its factors, by the full model's names of tensors."""
     scaled = {}
     for name, tensor in values.items():
         by_target = {s.name: factors[s.name][k].item() if s.name in factors else 1.0 for s in plan.entries[name]}
@@ -263,7 +263,7 @@ def _scale(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[st
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Return factors [G, K] for norms [G, K]: the mean norm of the group over the model's own, 1 for tiny norms."""
+    """Return factors [G, K]: the group's mean norm over each model's; 1 if tiny."""
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -272,7 +272,7 @@ def matching_factors(norms: Tensor) -> Tensor:
 def check_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """Return the groups without integer tensors and empty groups; SurgeryError for unknown or repeated names."""
+    """Return groups without integer tensors; SurgeryError for unknown or twice named."""
     groups = [(name,) for name in names] if groups is None else check_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
@@ -286,7 +286,7 @@ def check_groups(
 
 
 def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
-    """For each job the percentile norm of all its tensors together, and the number of entries in it.
+    """Return each job's percentile norm over its tensors, and the number of entries.
 
     [J, 2], float64, on the CPU. (NaN, 0) for a job that holds NaN or infinity, (0, 0) for one without entries or
     without data (meta device). The tensors may be on any devices; each device is waited for once.
@@ -344,7 +344,7 @@ def _rank(n: int, q: float) -> int:
 
 
 def _lowest(magnitudes: Tensor, q: float) -> Tensor:
-    """[R, n] -> [R, 2] on the same device, as in `joint_norms`. `magnitudes` may be reordered."""
+    """Map [R, n] -> [R, 2] as in `joint_norms`; `magnitudes` may be reordered."""
     rank = _rank(magnitudes.shape[1], q)
     if magnitudes.device.type == "cpu":
         # NumPy's selection is ten times as fast as kthvalue. NaN and infinity end up at the rank or behind it.
@@ -414,12 +414,12 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """Return the entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
+    """Return the entries in memory order; without a copy if dense and of the dtype."""
     dense = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)).reshape(-1)
     return (dense.abs() if dense.is_complex() or dense.is_neg() else dense).to("cpu", dtype).numpy()
 
 
 def _norm(rows: Tensor) -> Tensor:
-    """[R, n] -> [R], summed in float64 where the device has it, without a copy of the whole tensor."""
+    """Reduce [R, n] -> [R] in float64 if possible, without a copy of the whole."""
     chunks = [torch.linalg.vector_norm(double(chunk), dim=1) for chunk in rows.split(_CHUNK, 1)]
     return torch.linalg.vector_norm(torch.stack(chunks), dim=0)

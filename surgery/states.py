@@ -24,7 +24,7 @@ Models: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor] | nn.Mo
 
 
 def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
-    """(name, module, its own tensors by state name) for each module that owns any, in registration order.
+    """Yield (name, module, its own tensors by state name) in registration order.
 
     Each tensor appears once: with the first module that has it as a parameter, or if none has, as a buffer.
     Non-persistent buffers are left out, as in state dicts.
@@ -62,7 +62,7 @@ def ties(model: nn.Module) -> dict[str, str]:
 
 
 def state(model: nn.Module) -> State:
-    """Return the state of a model: detached tensors by state-dict name, sharing memory with the model.
+    """Return the state of a model: detached tensors by name that share its memory.
 
     Modules come in registration order, within a module parameters before buffers. A tied tensor appears once,
     under its first name as a parameter; non-persistent buffers are left out. `load` is the inverse.
@@ -93,7 +93,7 @@ def state(model: nn.Module) -> State:
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, label: str = "a state") -> Mapping[str, Tensor]:
-    """Return a state, given as such or as a module; SurgeryError, which names `label`, for anything else.
+    """Return a state, given so or as a module; SurgeryError for others names `label`.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -122,7 +122,7 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, label: str = "a state") -
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:
-    """Return a stack, given as such or as a list of states or modules; SurgeryError for anything else.
+    """Return a stack, given so or as a list; SurgeryError for anything else.
 
     >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
     torch.Size([2, 2])
@@ -139,7 +139,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: Non
 @overload
 def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: How) -> tuple[nn.Module, Fit]: ...
 def load(model, values, *, fit=None):
-    """Copy a state, or another module's state, into `model`, in place, and return the model.
+    """Copy a state, or another module's, into `model` in place, and return the model.
 
     Tied tensors are set through one of their names.
 
@@ -206,7 +206,7 @@ def load(model, values, *, fit=None):
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """Return where a tensor's numbers lie; None for one around others (a DTensor), which does not say."""
+    """Return where a tensor's numbers lie; None for a wrapper such as a DTensor."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:
@@ -214,7 +214,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
-    """Stack K states or modules of one architecture: tensors of shape S become [K, *S].
+    """Stack K states or modules of one architecture: shapes S become [K, *S].
 
     `unstack` is the inverse.
 
@@ -248,7 +248,7 @@ def unstack(models: Mapping[str, Tensor]) -> list[State]:
 
 
 def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
-    """Return a stack of k equal entries that takes no memory: each is a view of `values`. Do not write to it.
+    """Return a read-only stack of k views of `values`, which takes no memory.
 
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
@@ -259,7 +259,7 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
 
 
 def stack_size(models: Mapping[str, Tensor]) -> int:
-    """K, the number of models in a stack; SurgeryError if it is none, or the tensors disagree.
+    """Return K, the number of models in a stack; SurgeryError if it is none.
 
     >>> stack_size({"w": torch.zeros(5, 2)})
     5
@@ -277,7 +277,7 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
 
 
 def distance(a: Models, b: Models) -> Tensor:
-    """Return euclidean distance between the models of two stacks or lists, over all their floating-point tensors.
+    """Return euclidean distances between models of two stacks over all float tensors.
 
     Args:
         a, b: stacks (or lists) of K and of M models of one architecture.
@@ -295,7 +295,7 @@ def distance(a: Models, b: Models) -> Tensor:
 
 
 def cosine(a: Models, b: Models | None = None) -> Tensor:
-    """Return cosine similarity between the models of two stacks or lists, or of one with itself.
+    """Return cosine similarities between the models of two stacks, or of one.
 
     It is over all floating-point tensors together.
 
@@ -315,7 +315,7 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
 
 
 def _scale(flat: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Scale models so that their largest entry is 1, where squares neither overflow nor underflow.
+    """Scale models to a largest entry of 1: squares neither overflow nor underflow.
 
     Returns:
         The scaled tensors [K, n], and the norm of each model over all of them [K].
@@ -350,7 +350,7 @@ def shapes_of(values: Mapping[str, Tensor] | nn.Module) -> dict[str, tuple[int, 
 
 
 def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, name_b: str) -> None:
-    """Raise SurgeryError unless two states have the same names and shapes; the message shows the first difference.
+    """Raise SurgeryError with the first difference unless names and shapes agree.
 
     >>> check_same({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, "a", "b")
     Traceback (most recent call last):
@@ -385,7 +385,7 @@ def check_same_shapes(
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as real numbers, pairs along one more axis at the end; a real one as it is.
+    """Return a complex tensor as real pairs along a last axis; a real one unchanged.
 
     >>> as_real(torch.tensor([1 + 2j])).tolist(), as_real(torch.tensor([3])).tolist()
     ([[1.0, 2.0]], [3])

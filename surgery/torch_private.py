@@ -1,4 +1,4 @@
-"""The parts of torch that surgery uses and torch does not promise to keep, in one place."""
+"""The parts of torch that surgery uses and torch does not promise to keep."""
 
 from functools import cache
 from typing import Any
@@ -23,11 +23,11 @@ _MOST_FORMS = 50_000  # some 50 MB
 
 
 class Operations(TorchDispatchMode):
-    """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
+    """Passes operations to `run`; composite ones come apart in inference mode, too."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave `__torch_dispatch__` as it is: what torch wraps it in imports torch.compile's modules, for seconds."""
+        """Leave `__torch_dispatch__` unwrapped: the wrapper imports torch.compile slowly."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -84,7 +84,7 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _makes(func: Any) -> str:
-    """Return whether an operation returns new tensors alone, or writes into its first argument and returns that."""
+    """Return what an operation makes: new tensors, or its first argument in place."""
     arguments, returns = (
         [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
     )
@@ -101,7 +101,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return all that a result's form depends on; None unless all tensors, at least one, are on the meta device."""
+    """Return all that a result's form depends on; None unless all tensors are meta."""
     key: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):
@@ -121,7 +121,7 @@ def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 class Watch(Operations):
-    """Sees each operation `before` and `after` it runs as it is; subclasses say what they do then.
+    """A mode that sees each operation `before` and `after` it runs.
 
     >>> import torch
     >>> class Names(Watch):

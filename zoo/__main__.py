@@ -92,7 +92,7 @@ def show(
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
-    """Return the numbers of a list with commas between them; the number itself if it is one."""
+    """Return the numbers of a comma-separated list, or a single number itself."""
     try:
         numbers = tuple(map(kind, text.split(",")))
     except ValueError:
@@ -144,7 +144,7 @@ def _short(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit code: 0, or 2 if the command cannot be carried out."""
+    """Run the command line; return the exit code: 0, or 2 if it cannot be carried out."""
     program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
         show(**vars(Parser(program).parse_args(argv)))

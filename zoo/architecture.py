@@ -1,4 +1,4 @@
-"""Named architectures with their arguments, and the checks of what networks are given."""
+"""Named architectures with their arguments, and checks of networks' arguments."""
 
 import inspect
 import numbers
@@ -52,7 +52,7 @@ class Architecture:
 
     @property
     def depth(self) -> tuple[int, ...] | None:
-        """The blocks of each section at full depth: none without sections, None where they are not known."""
+        """The blocks of each section at full depth: () without sections, None if unknown."""
         return self.arguments.get("depths", ())
 
     @cached_property
@@ -61,13 +61,13 @@ class Architecture:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The fields of `Spec` that this architecture takes besides width and depth, with their defaults."""
+        """The fields of `Spec` taken besides width and depth, with their defaults."""
         values = {name: parameter.default for name, parameter in self._parameters.items()} | dict(self.arguments)
         return {field: values[field] for field in _FIELDS if field in values}
 
     @property
     def rate_names(self) -> tuple[str, ...]:
-        """The parts that have a width rate of their own: the sections, then the network's `extra_rates`."""
+        """The parts with a width rate of their own: sections, then `extra_rates`."""
         return ("all",) if self.depth is None else self.network.rate_names(len(self.depth))
 
     def build(self, **fields: Any) -> nn.Module:
@@ -77,7 +77,7 @@ class Architecture:
 
 
 def check(owner: str, field: str, value: Any) -> Any:
-    """Return the value of a field other than width and depth as a plain number; ZooError if it is out of range.
+    """Return a field but width and depth as a plain number; ZooError if out of range.
 
     >>> check("ResNet", "norm", "instance")
     Traceback (most recent call last):

@@ -14,7 +14,7 @@ Code = Literal[
 
 
 class ZooError(ValueError):
-    """A model that cannot be built; the message names the argument and the valid values.
+    """A model that cannot be built; the message names the argument and valid values.
 
     Attributes:
         code: the kind of error, one of `zoo.errors.Code`. Messages may change, codes do not.

@@ -40,7 +40,9 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class StaticBatchNorm2d(BatchNorm2d):
-    """HeteroFL's static batch norm (Diao et al., ICLR 2021, section 3): training keeps no running statistics.
+    """HeteroFL's static batch norm: training keeps no running statistics.
+
+    See Diao et al., ICLR 2021, section 3.
 
     Its state is weight and bias alone, so that no statistics of a client's data are sent. In evaluation mode it uses
     the running statistics that were loaded (from `collect_statistics`); without any it uses the batch's, as
@@ -66,7 +68,7 @@ class StaticBatchNorm2d(BatchNorm2d):
 
 @torch.no_grad()
 def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State | None = None) -> State:
-    """Compute the running statistics of a model's static batch norms in one pass over the data.
+    """Compute running statistics of static batch norms in one pass over the data.
 
     They are the mean over all batches of the batches' means and unbiased variances (torch calls it a cumulative
     average). During the pass every norm normalises by its batch. HeteroFL does this before it tests a global model.

@@ -1,4 +1,4 @@
-"""The description of a model as a value: name, width, depth, and everything else that its construction needs."""
+"""The description of a model as a value: name, width, depth, and other arguments."""
 
 import dataclasses
 import difflib
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Architecture:
-    """Return the architecture of that name; the ZooError for an unknown name lists similar ones."""
+    """Return the architecture of a name; the ZooError for others lists similar ones."""
     if not isinstance(name, str):
         raise ZooError(f"the name of a model must be a string, got {name!r}", code="argument")
     if name in PRESETS:
@@ -47,7 +47,7 @@ def find(name: str) -> Architecture:
 
 
 class Count(NamedTuple):
-    """Parameters, and multiply-accumulates of one input's forward pass through convolutions and matrix products."""
+    """Parameters, and multiply-accumulates of one input's convolutions and products."""
 
     parameters: int
     macs: int
@@ -55,7 +55,9 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """The description of a model: frozen, hashable, equal for equal models. None stands for the architecture's default.
+    """The description of a model: frozen, hashable, equal for equal models.
+
+    None stands for the architecture's default.
 
     Attributes:
         name: one of `zoo.names()`.
@@ -136,7 +138,7 @@ class Spec:
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:
-        """Return the number of blocks of each section; None is the full depth of a model whose sections are unknown."""
+        """Return the blocks of each section; None is an unknown model's full depth."""
         full = self.architecture.depth
         if self.depth is None or full == () == self.depth:
             return full
@@ -188,7 +190,7 @@ class Spec:
         return initialise(model, generator).to(device)
 
     def scale(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
-        """Return the same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
+        """Return the same model with rates times `width`, and `depth` blocks if given.
 
         >>> Spec("resnet20").scale(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
@@ -198,7 +200,7 @@ class Spec:
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Return an input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
+        """Return zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
         size = (self.tokens or self.image_size) if size is None else size
         if self.tokens is not None:
             return torch.zeros(batch, size, dtype=torch.long, device=device)
@@ -261,7 +263,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """Return a spec from its fields; ZooError names the first one that a spec does not have.
+        """Return a spec from its fields; ZooError names the first unknown one.
 
         >>> Spec.from_dict({"name": "cnn", "width": [0.5, 0.5, 1]}).width
         (0.5, 0.5, 1.0)
@@ -274,7 +276,7 @@ class Spec:
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
+    """Return a string's number: YAML 1.1 reads 1.0e-5 as a number, 1e-5 as a string."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:

@@ -1,4 +1,4 @@
-"""Models by name, with random or given weights: a state dict or a file that has one.
+"""Models by name, with random or given weights: a state dict or a file with one.
 
 A state dict may come from the zoo, torchvision or timm.
 
@@ -58,7 +58,7 @@ def create(
 def build_with(
     spec: Spec, weights: Mapping[str, Tensor] | str | Path, generator: torch.Generator | None = None
 ) -> nn.Module:
-    """Build a model with the weights of a state dict of the zoo, torchvision or timm, mapped by `zoo.load`.
+    """Build a model with the weights of a state dict, mapped by `zoo.load`.
 
     If they are for another number of classes than the spec's, the head stays as initialised, and a warning is logged.
     Everything else has to fit.
@@ -93,7 +93,7 @@ def build_with(
 
 
 def read(file: str | Path) -> dict[str, Tensor]:
-    """Return the state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
+    """Return the state dict in a file without running code that the file may hold.
 
     A training script's checkpoint may have it under "state_dict", "model_state_dict" or "model". What
     DistributedDataParallel and torch.compile put before every name is left out.
@@ -146,7 +146,7 @@ def counterparts(layout: str) -> dict[str, str]:
 
 
 def classes(state: Mapping[str, Tensor]) -> int | None:
-    """For how many classes a state of the zoo, torchvision or timm is; None if no tensor looks like its head's bias.
+    """Return a state's number of classes; None if no tensor looks like a head's bias.
 
     >>> classes({"classifier.0.bias": torch.zeros(8), "classifier.3.bias": torch.zeros(5)})
     5
@@ -156,7 +156,7 @@ def classes(state: Mapping[str, Tensor]) -> int | None:
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
+    """Load a state dict of this model, also torchvision's or timm's; return the model.
 
     Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
     bias, ...) of the model's own. Step counters are left out. `counterparts` has the models with torchvision's or
@@ -196,7 +196,7 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _by_position(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], model: nn.Module) -> State:
-    """Return the tensors of a library's state, as the model has them, under the names of the model's tensors."""
+    """Return a library state's tensors, in the model's form, by the model's names."""
     source = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     if isinstance(model, Network):
         source = model.from_foreign(source)
@@ -220,7 +220,7 @@ def _by_position(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], mod
 
 
 def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it."""
+    """Return a library's state in the order of its model's state_dict()."""
     source_names = sorted(name for name in state if not _is_counter(name))
     for layout in _LAYOUTS:
         for ours, theirs in counterparts(layout).items():
@@ -232,7 +232,7 @@ def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Ten
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
-    """Return the state of a zoo model under the names of torchvision's model of the same architecture, to load there.
+    """Return a zoo model's state by the names of torchvision's same architecture.
 
     The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
     number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the

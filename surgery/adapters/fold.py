@@ -17,7 +17,9 @@ from surgery.names import join
 
 
 def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = False) -> LazyState:
-    """Return a state with an adapter of peft's folder in its weights (W + scale B A, or DoRA's), computed when read.
+    """Return a state with the adapter of peft's folder in its weights.
+
+    Each weight becomes W + scale B A, or as in DoRA, and is computed when it is read.
 
     Sums are computed in float32 at least, and have the state's dtypes. In float32 it is what `merge` makes of the
     model, bit for bit. Two names of one tensor are refused. A state with one of them, or one that is read from a file,

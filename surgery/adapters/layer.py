@@ -18,7 +18,9 @@ first."""
 
 
 class LowRank(nn.Module):
-    """A frozen layer and its adapter: y = W x + b + scale B A dropout(x) (Hu et al., ICLR 2022, eq. 3).
+    """A frozen layer and its adapter: y = W x + b + scale B A dropout(x).
+
+    See Hu et al., ICLR 2022, eq. 3.
 
     A and B are layers as peft has them, and are named alike. For linear layers (and transformers' Conv1D) they are
     linear; for a convolution A is one with the same kernel, stride and padding, and B one with a kernel of 1; for an
@@ -96,14 +98,14 @@ class LowRank(nn.Module):
         return share.view(shape).to(result.dtype) * (result - bias + added) + bias
 
     def change(self) -> Tensor:
-        """Return what the adapter adds to the layer's weight, of the weight's shape: scale B A."""
+        """Return the adapter's change of the layer's weight, in its shape: scale B A."""
         a, b = self.factors
         change = product(a, b, self.multiplier)
         return change.T if is_transposed(self.base_layer) else change.view(self.base_layer.weight.shape)
 
     @property
     def weight(self) -> Tensor:
-        """The weight of a plain layer that computes the same, for what reads the weight in place of calling the layer.
+        """The weight of an equal plain layer, for code that does not call this layer.
 
         Raises SurgeryError for a class that transforms its weight before it computes with it.
         """
@@ -129,7 +131,7 @@ class LowRank(nn.Module):
 
 
 def check_plain(layer: nn.Module, way: str) -> None:
-    """Raise SurgeryError for a class that transforms its weight before it computes with it."""
+    """Raise SurgeryError for a class that transforms its weight before it uses it."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
         raise SurgeryError(
@@ -150,13 +152,16 @@ def add_change(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, 
 
 
 def norms(weight: Tensor, transposed: bool) -> Tensor:
-    """Return the norm of the weights of each output, [out], for convolutions [1, out, 1, ...] as peft has them."""
+    """Return the norm of each output's weights, [out] or [1, out, 1, ...] as in peft."""
     norm = torch.linalg.vector_norm(weight.T if transposed else weight.flatten(1), dim=1)
     return norm.view(1, -1, *(1 for _ in weight.shape[2:])) if weight.ndim > 2 else norm
 
 
 def scale_weight(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
-    """Return the weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
+    """Return the weight with other norms.
+
+    The old norms are constants in the gradient. A negative norm turns the weight around.
+    """
     share = magnitude / norms(weight.detach(), transposed)
     return weight * (share if transposed else share.view(-1, *(1 for _ in weight.shape[1:])))
 
@@ -169,12 +174,12 @@ def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Modul
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Return whether it is transformers' Conv1D, a linear layer whose weight is [in, out]."""
+    """Return whether it is transformers' Conv1D, whose weight is [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def is_packed(module: Any) -> bool:
-    """Return whether a linear layer unpacks its weight when it computes, as bitsandbytes' of 4 and 8 bits do.
+    """Return whether a linear layer unpacks its weight as it computes (bitsandbytes).
 
     >>> layer = nn.Linear(4, 2)
     >>> layer.weight = nn.Parameter(torch.zeros(4, 1, dtype=torch.uint8), requires_grad=False)
@@ -230,7 +235,10 @@ def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[
 
 
 def initial_magnitude(name: str, module: Any) -> Tensor:
-    """DoRA's magnitude beside a layer, with which nothing changes at first. Raises SurgeryError where there is none."""
+    """Return DoRA's magnitude beside a layer, with which nothing changes at first.
+
+    Raises SurgeryError where there is none.
+    """
     if isinstance(module, nn.Embedding):
         raise SurgeryError(
             f"{name!r} is an embedding, which gets no DoRA: leave it out of modules, or take kind='lora'",

@@ -45,7 +45,7 @@ def add(
     generator: torch.Generator | None = None,
     kind: Literal["lora", "dora"] = "lora",
 ) -> nn.Module:
-    """Put adapters beside the layers of a model, and freeze the rest. The outputs stay the same.
+    """Put adapters beside a model's layers and freeze the rest; outputs stay the same.
 
     A is initialised as torch initialises a linear layer, and B is 0, as in peft.
 
@@ -93,7 +93,7 @@ def attach(
     scale: float | Mapping[str, float] = 1.0,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Put given adapters beside the layers of a model, and freeze the rest: the inverse of `state`.
+    """Put given adapters beside a model's layers and freeze the rest; inverts `state`.
 
     Args:
         model: without adapters; it is not changed. The result shares the memory of the weights that are frozen, and of
@@ -156,7 +156,9 @@ def attach(
 
 
 def state(model: nn.Module) -> State:
-    """Return the tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
+    """Return the tensors that are trained, which clients exchange and files hold.
+
+    They belong to adapters and to modules that are trained whole.
 
     Statistics of batch norms move in training mode though their weights are frozen. They are in here of modules that
     are trained whole: name the norms in `train`, or keep them in evaluation mode.
@@ -179,7 +181,7 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
 
 
 def scales(model: nn.Module) -> dict[str, float]:
-    """Return what the product of each adapter is multiplied by, by the name of its layer.
+    """Return the factor of each adapter's product, by the name of its layer.
 
     >>> scales(add(nn.Sequential(nn.Linear(2, 2)), rank=1, scale=2))
     {'0': 2.0}
@@ -201,7 +203,7 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 def merge(model: nn.Module) -> nn.Module:
-    """Return the model with its adapters folded into its weights, W + scale B A: a plain one that computes the same.
+    """Return a plain model with its adapters folded into its weights, W + scale B A.
 
     It is exact but for the rounding of the weights' dtype. All parameters can be trained again. Weights of layers that
     had no adapter share their memory with the model.
@@ -220,7 +222,7 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
-    """Take adapters out of a plain model again: the model with adapters whose weights are W - scale B A.
+    """Take adapters out of a merged model again: its weights become W - scale B A.
 
     It is the inverse of `merge` but for the rounding of the weights' dtype. DoRA's magnitudes are the merged weights'
     norms; they replace the norms of `model`.
@@ -326,7 +328,7 @@ def _list_trained(model: nn.Module, train: Sequence[str]) -> set[str]:
 
 
 def _share(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
-    """Return a copy whose parameters are new ones in the same memory, but for those with values here."""
+    """Return a copy with new parameters in the same memory, but for the given values."""
     result, tensors = copy_sharing(model)
     names = names_by_id(model)
     changing = {key: t for key, t in tensors.items() if t.is_floating_point() or names.get(key) in values}
@@ -346,7 +348,7 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 
 
 def _replace(model: nn.Module, merged: bool) -> nn.Module:
-    """Return a plain model: the base layers, or these with the adapters folded into them."""
+    """Return a plain model: the base layers, with the adapters folded in if asked."""
     result = _share(model)
     layers = dict(adapted_layers(result))
     if not layers:

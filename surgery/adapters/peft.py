@@ -51,7 +51,9 @@ HEADS = {name: ["classifier", "score"] for name in ("SEQ_CLS", "TOKEN_CLS")} | {
 
 
 def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
-    """Write the adapters of a model into a new folder, from which `PeftModel.from_pretrained(base, folder)` reads them.
+    """Write the adapters of a model into a new folder in peft's format.
+
+    `PeftModel.from_pretrained(base, folder)` reads them.
 
     Args:
         model: with adapters.
@@ -110,7 +112,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
 def check_tied(
     named: Iterable[tuple[str, Tensor]], changed: Collection[str], way: str, reason: str = "is trained whole"
 ) -> None:
-    """Raise SurgeryError for changed tensors with several names: peft changes only one."""
+    """Raise SurgeryError for changed tensors with several names: peft changes one."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
         place = tensor.data_ptr() if tensor.layout is torch.strided else 0
@@ -125,7 +127,7 @@ def check_tied(
 
 
 def _check_convolutions(model: nn.Module) -> None:
-    """Raise SurgeryError for convolutions whose padding or dilation peft's A does not have."""
+    """Raise SurgeryError for convolutions with padding or dilation that A cannot have."""
     for name, layer in adapted_layers(model):
         kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
         if kind != "zeros" or any(d != 1 for d in dilation):
@@ -170,7 +172,7 @@ def _list_saved(model: nn.Module, tensors: State, whole: Iterable[str], task: st
 
 
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
-    """Return the adapted modules; as a pattern where peft would also take another module that ends like one of them."""
+    """Return the adapted modules, as a pattern where their names would match others."""
     others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
     alike = any(other not in names and other.endswith(tuple(f".{name}" for name in names)) for other in others)
     return "|".join(map(re.escape, names)) if alike else names
@@ -197,7 +199,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
-    """Return the configuration and the tensors of a folder, under the names of a model without peft."""
+    """Return a folder's configuration, and its tensors by a plain model's names."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote", code="file")

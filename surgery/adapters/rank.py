@@ -1,4 +1,4 @@
-"""Adapters of other ranks, as states: names and tensors, with no model around them.
+"""Adapters of other ranks as states: names and tensors without a model.
 
 The rank is the one axis that A [rank, in] and B [out, rank] share, and an adapter's sense is the product B A alone. Of
 every function here it is known whether it keeps the products exactly, or how far off they are. The scale that
@@ -77,7 +77,7 @@ class Factors(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The factor of the product, alpha / rank. Raises SurgeryError for an alpha without a value."""
+        """The factor of the product, alpha / rank; SurgeryError without alpha's value."""
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
@@ -98,7 +98,7 @@ class Factors(NamedTuple):
 
 
 def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
-    """Return the adapters of a state by the names of their modules, and all other tensors.
+    """Return a state's adapters by the names of their modules, and all other tensors.
 
     Raises SurgeryError for a factor without the other one, for two of unequal rank, for several adapters, and for parts
     of adapters that are no product B A.
@@ -156,7 +156,7 @@ def require_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], 
 
 
 def check_unscaled(pairs: Mapping[str, Factors]) -> None:
-    """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
+    """Raise SurgeryError for an adapter with an alpha: another number scales it here."""
     if pair := next((pair for pair in pairs.values() if pair.alpha is not None), None):
         raise SurgeryError(
             f"{pair.others[1]!r} also scales the product: multiply {pair.names[1]!r} by alpha / rank, and drop alpha",
@@ -172,7 +172,7 @@ def name_factors(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors
 
 
 def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the rank of each adapter, by the name of its module. Raises SurgeryError for a state without adapters.
+    """Return the rank of each adapter by its module's name; SurgeryError without any.
 
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
@@ -181,7 +181,7 @@ def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def products(tensors: Mapping[str, Tensor]) -> State:
-    """B A of each adapter, [out, in] or for convolutions [out, in, *kernel], by the name of its module.
+    """Return B A of each adapter, [out, in] or [out, in, *kernel], by module name.
 
     Where the state holds alpha, it is multiplied by alpha / rank.
 
@@ -294,7 +294,7 @@ def _shrunk(pair: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, Tensor]
 
 
 def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
-    """Join adapters along the rank, so that their product is the weighted mean of the products, exactly.
+    """Join adapters along the rank; the product is exactly the weighted mean product.
 
     FLoRA's aggregation (Wang et al., NeurIPS 2024, eq. 6), and with `resize` after it FlexLoRA's. The mean of factors,
     in contrast, has a product that is no mean of products.

@@ -34,7 +34,7 @@ _REGIONS = 32  # up to this number they are divided one by one, beyond it by a t
 
 
 class _Part(NamedTuple):
-    """One client's part of one tensor of the full model: its share of the weight, its values and their place."""
+    """One client's part of a full tensor: its share of the weight, values and place."""
 
     client: int
     share: float
@@ -93,7 +93,10 @@ def average_parts(
 
 
 def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Tensor]]:
-    """Return the models as states; SurgeryError unless each matches its plan, and all plans are of one full model."""
+    """Return the models as states; SurgeryError unless each matches its plan.
+
+    All plans must be of one full model.
+    """
     if isinstance(models, Mapping):
         models = unstack(models)
     if not isinstance(models, list | tuple):
@@ -125,7 +128,7 @@ def client_weights(weights: Weights, k: int) -> Tensor:
 def _scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
-    """Return factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
+    """Return factors [K] by the full model's names; SurgeryError if not valid."""
     try:
         tensors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -142,7 +145,7 @@ def _scales(
 
 
 def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
-    """Return the clients' values in the full tensor, [clients, *S], and where they are."""
+    """Return the clients' values in the full tensor, [clients, *S], and their places."""
     rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
     values = keep.new_zeros(max(1, len(rows)), *keep.shape)
     covered = torch.zeros_like(values, dtype=torch.bool)
@@ -200,7 +203,7 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
 
 
 def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
-    """Add alpha times what a part has of a slab in place; the slab begins at `start` of the first axis."""
+    """Add alpha times a part's share of a slab, which begins at `start`, in place."""
     overlap = _within(part, slab, start)
     if overlap is None:
         return
@@ -230,7 +233,7 @@ def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | Non
 
 
 class _Mass:
-    """The sum of weights at each element: constant in each cell of the grid that the ends of all ranges make."""
+    """The sum of weights at each element, as a grid of cells with one value each."""
 
     def __init__(self, shape: Sequence[int], parts: list[_Part]):
         self.cuts = [
@@ -245,9 +248,7 @@ class _Mass:
             self.cells += covered
 
     def regions(self, start: int, stop: int) -> Iterator[tuple[tuple[slice, ...], float | Tensor]]:
-        """Yield the weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's
-        shape.
-        """
+        """Yield the weights of a slab: numbers with places, or one tensor for a fine grid."""
         first, last = bisect_left(self.cuts[0], start + 1) - 1, bisect_left(self.cuts[0], stop)
         cells = self.cells[first:last]
         low, high = cells.aminmax()

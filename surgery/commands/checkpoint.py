@@ -1,4 +1,4 @@
-"""Code that commands on checkpoints share: the checkpoint that is read, its model, and the one that is written."""
+"""Code that commands share: the checkpoint to read, its model, the one to write."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with 
 
 
 class Model:
-    """A checkpoint, and the model that it belongs to, which is built when it is first asked for.
+    """A checkpoint and its model, which is built when it is first asked for.
 
     Args:
         path: of the file or folder.
@@ -57,7 +57,7 @@ class Model:
         return self.name is not None or (self.folder is not None and (self.folder.path / "config.json").is_file())
 
     def build(self, module: nn.Module | None = None) -> nn.Module:
-        """Build the model, or take the given one; from now on `values` have the names of `surgery.state(model)`."""
+        """Build the model, or take the given one; `values` then have the model's names."""
         if self.module is None:
             module = (build(self.name, self.folder) if module is None else module).eval()
             try:
@@ -77,13 +77,13 @@ class Model:
             return load(net, dict(self.values))
 
     def run_arguments(self) -> dict[str, Any]:
-        """Return what functions that follow the model are given: an example, and what of its output counts."""
+        """Return the example, and what of its output counts, for functions that need both."""
         example = example_for(self.build(), self.shape)
         check_runs(self.build(), example, self.shape)
         return {"example": example, "output": output_for(self.build())}
 
     def source(self) -> dict[str, Any]:
-        """Return what is remembered of it in what is made of it: its path, size, and a hash of its names and shapes."""
+        """Return the record of it: its path, size, and a hash of its names and shapes."""
         shapes = {name: self.checkpoint.pieces(name).shape for name in self.checkpoint}
         return {"path": str(self.path), "bytes": _total(self.checkpoint), "fingerprint": fingerprint(shapes)}
 
@@ -106,7 +106,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """The checkpoint that a command writes. Nothing may be there, which is looked at before anything is computed."""
+    """The checkpoint that a command writes; nothing may be there before."""
 
     out: flags.File
     """the new checkpoint: a file, or a folder, which also gets the other files of the given folder"""
@@ -142,7 +142,7 @@ class Output:
 
 @dataclass(frozen=True)
 class PlannedOutput(Output):
-    """The checkpoint that a command writes, and the plan by which it lies in the given one, or that one in it."""
+    """The checkpoint that a command writes, and the plan of the smaller in the larger."""
 
     plan: Annotated[Path | None, flags.optional(metavar="PLAN.json")] = None
     """where to write the plan: how the smaller of the two models lies in the other"""
@@ -213,7 +213,7 @@ def config_of(module: nn.Module | None) -> dict | None:
 
 
 def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
-    """Build the model of a name, or the one that a HuggingFace folder's config.json describes, with random weights.
+    """Build the model of a name or of a folder's config.json, with random weights.
 
     Args:
         name: timm:NAME, torchvision:NAME or MODULE:FACTORY, where modules are also looked for in the working directory;
@@ -254,7 +254,9 @@ def _describe(folder: Checkpoint | None) -> nn.Module:
 
 
 def state_for(model: nn.Module, values: LazyState, label: str, called: str | None = None) -> LazyState:
-    """Return the values under the names of `surgery.state(model)`; of tied tensors the first name that is there counts.
+    """Return the values under the names of `surgery.state(model)`.
+
+    Of tied tensors the first name that is there counts.
 
     Args:
         label, called: what errors call the values, and the model.
@@ -284,7 +286,7 @@ def state_for(model: nn.Module, values: LazyState, label: str, called: str | Non
 
 
 def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
-    """Raise a SurgeryError, which says what to do on the command line, unless a model runs on its example."""
+    """Raise a SurgeryError with a way out for the command line unless a model runs."""
     hint = "; give the shape of one input as --input, without the batch"
     if shape is not None:
         shape_text, batch_text = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
@@ -298,7 +300,7 @@ def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> N
 
 
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
-    """Make an input of a model: zeros of the given shape (without the batch), or tokens where it begins with a table.
+    """Make an input of a model: zeros of the given shape, or tokens for a table.
 
     One for an encoder and a decoder also has tokens that the decoder reads.
     """

@@ -44,7 +44,7 @@ def _change(
     name: str,
     **depths: Any,
 ) -> None:
-    """Change the model, or where it is not known, what the names of its tensors show of it."""
+    """Change the model or, if it is not known, the model that its tensors' names show."""
     if model.described:
         changed, plan = change(model.build(), example=model.run_arguments()["example"], **depths)
     else:

@@ -1,4 +1,4 @@
-"""Arguments as they are written behind their flags, and functions of the user's own."""
+"""Arguments as written behind their flags, and functions of the user's own."""
 
 import ast
 import importlib
@@ -84,7 +84,7 @@ def value_of(text: str) -> Any:
 
 
 def import_object(name: str, flag: str) -> Callable[..., Any]:
-    """Import what a module of the user's calls so, `my_module:name`; its errors become a SurgeryError that names it.
+    """Import the user's `my_module:name`; errors become a SurgeryError that names it.
 
     Modules are looked for in the working directory, too.
 

@@ -1,4 +1,4 @@
-"""The commands that print: what a model or a checkpoint holds, and what surgery can do to it."""
+"""The commands that print a checkpoint's contents, and what can be done to it."""
 
 import sys
 from json import dumps
@@ -81,7 +81,7 @@ def inspect(
 
 
 def is_checkpoint(text: str) -> bool:
-    """Tell whether a text means a file or a folder, which need not be there, and no model by name.
+    """Return whether a text means a file or folder, there or not, and no model's name.
 
     >>> is_checkpoint("timm:resnet18"), is_checkpoint("net.safetensors"), is_checkpoint("folder/net")
     (False, True, True)

@@ -127,7 +127,7 @@ def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to
 
 
 def method_of(name: str) -> Callable[..., Any]:
-    """Return the method of a name, or one of the user's own, module:function; a SurgeryError lists what there is."""
+    """Return a method by name or the user's module:function; SurgeryError otherwise."""
     if ":" in name:
         method = inspect.unwrap(flags.import_object(name, "method"), stop=lambda f: f in merging.METHODS.values())
         if method not in merging.METHODS.values():
@@ -142,7 +142,7 @@ def method_of(name: str) -> Callable[..., Any]:
 
 
 def help_of(method: str) -> str:
-    """Return what `merge METHOD --help` prints: what the method does, and its arguments with their defaults."""
+    """Return the text of `merge METHOD --help`: the method and its arguments."""
     function = method_of(method)
     about, takes = docstring_parser.parse(function.__doc__ or ""), inspect.signature(function).parameters
     paragraphs = [about.short_description or "", *(about.long_description or "").split("\n\n")]
@@ -159,7 +159,7 @@ def help_of(method: str) -> str:
 
 
 def _text_of(function: Callable[..., Any], name: str) -> str:
-    """Return what a docstring says of an argument, or if that is "as for `method`", what that method's says first."""
+    """Return a docstring's text on an argument; "as for `method`" is looked up there."""
     listed = docstring_parser.parse(function.__doc__ or "").params
     text = " ".join(
         next((entry.description or "" for entry in listed if name in entry.arg_name.split(", ")), "").split()
@@ -170,7 +170,7 @@ def _text_of(function: Callable[..., Any], name: str) -> str:
 
 
 def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
-    """Read settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
+    """Read settings from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep order.
 
     >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], ["density", "elect"])
     {'density': {'layer4': 0.2, '*': 0.5}, 'elect': True}
@@ -199,7 +199,7 @@ def _pairs(data: str | None) -> list[Any]:
 
 
 def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str, Tensor]], float]:
-    """Return the user's score of the model, or where it is not known of the state dict."""
+    """Return the user's score of the model, or of the state dict of an unknown model."""
     function, known = flags.import_object(score or "", "--score"), models[0].described
     for model in models if known else ():
         model.build()

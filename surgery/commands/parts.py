@@ -1,4 +1,4 @@
-"""The commands that follow a plan: a small model out of a large one, and back into it."""
+"""The commands that follow a plan: a small model out of a large one, and back."""
 
 from pathlib import Path
 from typing import Annotated

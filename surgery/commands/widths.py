@@ -220,7 +220,7 @@ def align(
 
 
 def _criterion_of(name: str, flag: str) -> Any:
-    """Return the name of a criterion, or a function of the user's own, module:function."""
+    """Return a criterion's name, or the user's own function, module:function."""
     if ":" in name:
         return flags.import_object(name, flag)
     if name not in get_args(Importance):
@@ -233,7 +233,7 @@ def _criterion_of(name: str, flag: str) -> Any:
 
 
 def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) -> Plan:
-    """Return the plan of `surgery.symmetry.permute`; SurgeryError if a checkpoint cannot hold what it makes."""
+    """Return the plan of `permute`; SurgeryError if no checkpoint can hold the result."""
     _, plan = surgery.symmetry.permute(model.build(), orders, **by, **model.run_arguments())
     if plan.edits:  # the model's class would make these again, in the old order
         edit = plan.edits[0]
@@ -246,7 +246,7 @@ def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) 
 
 
 def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged."""
+    """Return orders, or scores, of widths with all tensors stored; log the others."""
     held, outside = model.state_dict(), {}
     for width in surgery.widths(model, **run):
         if missing := [name for name, _ in width.members if name not in held]:
@@ -282,7 +282,7 @@ def _is_permutation(plan: Plan, name: str) -> bool:
 
 
 def _inverse(order: Any) -> Any:
-    """Invert a permutation; what is none is left to `surgery.symmetry.permute`, which refuses it."""
+    """Invert a permutation; leave anything else for `permute` to refuse."""
     try:
         return sorted(range(len(order)), key=order.__getitem__) if sorted(order) == list(range(len(order))) else order
     except TypeError:

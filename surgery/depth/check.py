@@ -1,4 +1,4 @@
-"""Checks that a deeper or shallower model runs as its sections say, with a cache and without."""
+"""Check that a model of another depth runs as its sections say, also with a cache."""
 
 import inspect
 from collections import Counter
@@ -64,7 +64,7 @@ _SAME = ("clone", "contiguous", "detach", "reshape", "view")  # functions whose 
 
 
 def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) -> Pass:
-    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
+    """Run a model once in evaluation mode without a cache, on the meta device if able.
 
     Args:
         skipping: the sections whose skip connections are noted.
@@ -116,7 +116,7 @@ def check_depth(before: Pass, after: Pass, origins: Mapping[Section, Sequence[in
 
 
 def check_skips(before: Pass, after: Pass) -> None:
-    """Raise SurgeryError if skip connections lead to other blocks, as outputs on a list may."""
+    """Raise SurgeryError if skip connections lead to other blocks, as through a list."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
         raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: keep the depths", code="depth")
@@ -127,13 +127,13 @@ _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_em
 
 
 def without_cache(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
-    """Return what to call a model with for an example so that it keeps no cache, which is longer for more layers."""
+    """Return a call's arguments for an example such that the model keeps no cache."""
     args, kwargs = arguments(example)
     return args, {**kwargs, "use_cache": False} if "use_cache" in _parameters(model)[len(args) :] else kwargs
 
 
 def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
-    """Check that `after` gives the same outputs with its cache as without, if `before` does.
+    """Check that `after` gives equal outputs with and without cache, if `before` does.
 
     The outputs of one pass are compared with a pass with `use_cache=True`, and with a pass over all tokens but the last
     and another that continues from its cache. Nothing is done for models whose forward does not take
@@ -178,7 +178,7 @@ def _difference(model: nn.Module, example: Any) -> str:
 
 
 def _parameters(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of a model's forward; none if its signature cannot be read."""
+    """Return the parameters' names of a model's forward; none if they cannot be read."""
     try:
         return list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -186,7 +186,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _split(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments for all tokens but the last, and for the last (masks whole); nothing if not known."""
+    """Return arguments for all tokens but the last, and for the last; {} if not known."""
     tokens = next((name for name in _TOKENS if isinstance(named.get(name), Tensor)), None)
     if tokens is None or named[tokens].ndim < 2 or named[tokens].shape[1] < 2:
         return {}, {}
@@ -201,7 +201,7 @@ def _split(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _outputs(output: Any) -> dict[str, Any]:
-    """Return outputs by name; the fields of a mapping or of an object with attributes, otherwise by position."""
+    """Return outputs by name: fields of a mapping or an object, otherwise by position."""
     if isinstance(output, Mapping):
         return dict(output)
     if isinstance(output, tuple):
@@ -210,7 +210,7 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest difference of outputs of one name, or 0 if rounding explains it."""
+    """Return the largest difference of outputs of one name, or 0 within rounding."""
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

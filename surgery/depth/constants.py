@@ -1,4 +1,4 @@
-"""Numbers in a model's attributes that count its blocks (`config.num_hidden_layers`) or number them (`layer_idx`).
+"""Numbers in a model's attributes that count its blocks, or number them.
 
 Some models run `layers[: config.num_hidden_layers]`, or give their cache as many slots as the configuration has layers,
 and a block finds its slot by its number. Both stay true when the depth changes.
@@ -24,7 +24,7 @@ _COUNTED = {"layer", "layers", "block", "blocks", "depth", "depths"}
 def recount_blocks(
     model: nn.Module, known: Sequence[Section], origins: Mapping[Section, Sequence[int]]
 ) -> dict[Key, Any]:
-    """Return the new values of attributes that count blocks, or list something for each block.
+    """Return new values of attributes that count blocks or list something for each.
 
     Such an attribute belongs to a module around the section, or to an object that modules hold, such as a
     configuration. Its name says so (`n_layer`, `num_hidden_layers`, `decoder_layers` if the section is in a `decoder`,
@@ -79,7 +79,7 @@ def recount_blocks(
 def _whole_lists(
     model: nn.Module, known: Sequence[Section], origins: Mapping[Section, Sequence[int]]
 ) -> dict[Section, list[int]]:
-    """Return the lists that hold blocks of a section that changes among others, and which entries stay."""
+    """Return lists around the blocks of a changed section, and which entries stay."""
     whole = {}
     for parent in dict.fromkeys(block.rpartition(".")[0] for section in origins for block in section.blocks):
         entries = tuple(join(parent, name) for name in model.get_submodule(parent)._modules)
@@ -91,7 +91,7 @@ def _whole_lists(
 
 
 def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
-    """Return whether a configuration counts a section, under a name that fits no other."""
+    """Return whether a configuration counts a section under a name that fits no other."""
     return any(
         _words(attribute) & _COUNTED and not _special(attribute) and _fits(value, section)
         for attribute, value in settings.items()
@@ -134,14 +134,14 @@ def _find_counted(
 
 
 def _fits(value: Any, section: Section) -> bool:
-    """Return whether a value is the depth of a section, or has an entry for each of its blocks."""
+    """Return whether a value is a section's depth, or has an entry for each block."""
     if type(value) in (list, tuple):
         return len(value) == len(section.blocks) and all(isinstance(item, str | int | float) for item in value)
     return type(value) is int and value == len(section.blocks)
 
 
 def _aliases(holder: Any) -> Iterator[tuple[str, str]]:
-    """Yield other names of a configuration's attributes, as HuggingFace's have them: (other name, name)."""
+    """Yield (other name, name) of a configuration's attributes, as HuggingFace does."""
     aliases = getattr(holder, "attribute_map", None)
     yield from aliases.items() if isinstance(aliases, Mapping) else ()
 
@@ -152,7 +152,7 @@ def _special(attribute: str) -> set[str]:
 
 
 def _names(attribute: str, section: Section) -> bool:
-    """Return whether the name of an attribute has a word of the section's own name, such as `decoder`."""
+    """Return whether an attribute's name has a word of the section's name (`decoder`)."""
     return bool(_words(attribute) & _COUNTED and _special(attribute) & _words(section.name))
 
 
@@ -187,14 +187,14 @@ _SIZE = re.compile(
 
 
 class Shift(NamedTuple):
-    """The shifts of numbers: of each block of a section, and of the blocks that come after it."""
+    """The shifts of numbers of a section's blocks, and of the blocks after it."""
 
     blocks: Sequence[int]
     later: int
 
 
 def numbers(model: nn.Module, section: Section) -> dict[str, list[list[str]]]:
-    """Return the modules of each block by the attribute of theirs that numbers the section's blocks.
+    """Return each block's modules by the attribute that numbers the section's blocks.
 
     It goes up by one from block to block, and is not called what sizes are called. Numbers may begin anywhere. With
     fewer than three blocks, or where it belongs to other modules in each block (an attention here, a convolution
@@ -239,7 +239,7 @@ def _ascend(values: Sequence[int | None]) -> bool:
 
 
 def renumber(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[str, str], int]:
-    """Return by (module, attribute) the numbers that change when sections change their depth.
+    """Return by (module, attribute) the numbers that change with sections' depths.
 
     Blocks of other sections are numbered on where they were numbered on before.
     """
@@ -255,7 +255,7 @@ def renumber(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[st
 
 
 def _find_numbered(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
-    """Yield the modules after the section whose numbers continue the numbers of its last block."""
+    """Yield the modules after the section whose numbers continue its last block's."""
     value = last = getattr(model.get_submodule(last_module), attribute)
     passed = False
     for name, module in model.named_modules():
@@ -269,7 +269,7 @@ def _find_numbered(model: nn.Module, section: Section, last_module: str, attribu
 
 
 def _is_position(model: nn.Module, section: Section, value: int) -> bool:
-    """Return whether a number is the place, from 0 or 1, of the section's only block in its list."""
+    """Return whether a number is the place, from 0 or 1, of a section's only block."""
     parent, _, child = section.blocks[0].rpartition(".")
     place = list(model.get_submodule(parent)._modules).index(child)
     return value in (place, place + 1)

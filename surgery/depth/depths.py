@@ -1,4 +1,4 @@
-"""Read the depths that are asked for, and list the ways in which a section may reach them."""
+"""Read depths, and list the ways in which a section may reach them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -19,7 +19,7 @@ Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[in
 
 
 def check_model(model: nn.Module | State) -> nn.Module:
-    """Return the model as a module; SurgeryError for one that cannot be taken apart (scripted, lazy, quantised)."""
+    """Return the model as a module; SurgeryError if scripted, lazy or quantised."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)
@@ -27,7 +27,7 @@ def check_model(model: nn.Module | State) -> nn.Module:
 
 
 def depths_by_section(model: nn.Module | State, known: Sequence[Section], depths: Kept) -> list[tuple[Section, Any]]:
-    """Return the sections with the depths given for them, which may be lists of positions."""
+    """Return the sections with their given depths, which may be lists of positions."""
     have = f"has {len(known)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in known)}" if known else "has none"
     if beside := [section.name for section in sections(model) if section not in known]:
         have += f" (on the example modules of {', '.join(map(repr, beside))} do not follow each other: if they do, "
@@ -61,7 +61,7 @@ def depths_by_section(model: nn.Module | State, known: Sequence[Section], depths
 def check_order(
     model: nn.Module | State, known: Mapping[Section, bool], changing: Iterable[Section], depths: Any, example: Any
 ) -> None:
-    """Raise SurgeryError if the blocks of a section that changes are not known to run one after another.
+    """Raise SurgeryError unless blocks of changing sections run one after another.
 
     Of a state only its caller can know that, who says so by naming the section.
     """
@@ -155,7 +155,7 @@ class Way(NamedTuple):
 def ways_to(
     model: nn.Module, known: Sequence[Section], section: Section, origins: Sequence[int], example: Any
 ) -> list[Way]:
-    """Return the ways to try, the first one first. Without an example nothing can be tried, so there is one.
+    """Return the ways to try, best first; without an example there is only one.
 
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
@@ -179,7 +179,7 @@ def first_that_runs(
     example: Any,
     make: Callable[[Mapping[Section, Way]], Changed],
 ) -> Changed:
-    """Return the model that `make` makes by the first way of each section that runs on the example.
+    """Return what `make` makes by the first way of each section that runs.
 
     If the first ways of all do not work together, each section's is found with the other sections left as they are.
 

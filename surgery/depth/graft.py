@@ -1,4 +1,4 @@
-"""`graft` repeats blocks of sections, `ungraft` drops blocks; both return the plan, too."""
+"""`graft` repeats blocks of sections, `ungraft` drops blocks; each returns a plan."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def graft(
     mode: Literal["copy", "identity"] = "copy",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
-    """Deepen a model: repeat the last block of each section up to a given depth, or given blocks.
+    """Deepen a model: repeat each section's last block up to a depth, or given blocks.
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
@@ -190,7 +190,7 @@ def ungraft(
     stands_for: StandsFor = "equal",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
-    """Make a model shallower: drop blocks of each section. This is the inverse of `graft`, but can drop any blocks.
+    """Make a model shallower: drop any blocks of each section; inverts `graft`.
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
@@ -274,7 +274,7 @@ def _without(
     ways: Mapping[Section, Way],
     example: Any,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """Return a copy of the model without some blocks, which shares its tensors; and the edits that make it."""
+    """Return a copy without some blocks, which shares tensors; and the edits to it."""
     shallow, _ = copy_sharing(root)
     modules = dict(shallow.named_modules())
     edits, left = [], {}
@@ -307,7 +307,7 @@ def _without(
 
 
 def _warn_of_numbered(root: nn.Module, origins: Mapping[Section, Sequence[int]]) -> None:
-    """Log the tensors beside blocks that have a position for each, where blocks before others are dropped."""
+    """Log tensors with a position for each block, where blocks before others go."""
     for section, places in origins.items():
         if [*places] == [*range(len(places))]:
             continue
@@ -328,7 +328,7 @@ def _warn_of_numbered(root: nn.Module, origins: Mapping[Section, Sequence[int]])
 def _stood_for(
     full: Mapping[str, Tensor], kept_block: str, dropped_block: str, stands_for: StandsFor
 ) -> list[tuple[str, Source]]:
-    """(name of a tensor of the kept block, the source in the dropped block that it stands for)."""
+    """Return (name of the kept block's tensor, its source in the dropped block)."""
     own_tensors, other = (
         {name.removeprefix(f"{block}."): t.shape for name, t in full.items() if name.startswith(f"{block}.")}
         for block in (kept_block, dropped_block)

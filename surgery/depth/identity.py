@@ -1,4 +1,4 @@
-"""Make grafted blocks start as the identity: zero the last tensors of their residual branches, and check by running."""
+"""Make grafted blocks start as the identity: zero last tensors, check by running."""
 
 import copy
 import logging
@@ -97,7 +97,7 @@ def zero_branches(
 
 
 def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, arguments: Call) -> None:
-    """Zero the parameters of copies of a block, in place, but for those (under weight_norm) whose zeros give NaN."""
+    """Zero the parameters of copies of a block in place, unless zeros give NaN."""
     values = dict(block.named_parameters())
 
     def breaks(zero: Collection[str]) -> bool:
@@ -112,7 +112,7 @@ def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, argu
 
 
 def _never_zero(block: nn.Module) -> list[str]:
-    """Return the computed weights of a block that are not zero although its parameters are, as far as they can be."""
+    """Return a block's computed weights that are not zero although its parameters are."""
     weights = []
     for path, module in block.named_modules():
         hooked = [
@@ -133,11 +133,11 @@ def _model_runs(model: nn.Module, arguments: Call, expected: Any) -> Runs | None
 
 
 def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Runs | None, Runs]:
-    """Run a block for its outputs that equal inputs (None if the first does not), and for all of its outputs."""
+    """Run a block for the outputs that equal inputs, and for all of its outputs."""
     first = next(iter(tensors_in((args, kwargs))))
 
     def draw(which: int) -> Call:
-        """Return the arguments with random numbers for the first tensor, which goes through all blocks.
+        """Return the arguments with random numbers for the first tensor.
 
         None below 0 if the example has none (after a ReLU, say).
         """
@@ -173,8 +173,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 
 def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
-    """Return the parameters of a block that must be zero, as few as possible, and of each branch those that are used
-    last.
+    """Return the fewest block parameters that must be zero, the last ones of branches.
 
     `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
     """
@@ -194,7 +193,7 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
 
 
 def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
-    """Return those parameters on which the outputs of `run` do not depend to first order; none if unknown."""
+    """Return parameters without first-order effect on `run`'s outputs, if known."""
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
     generator = torch.Generator().manual_seed(0)
@@ -216,7 +215,7 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
 
 
 def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
-    """Return the parameters of a block, other than zeros, that change nothing of what `run` runs.
+    """Return non-zero parameters of a block that change nothing of what `run` runs.
 
     They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.
     """

@@ -1,4 +1,4 @@
-"""Finds out whether modules run one after another on an example, each on the output of the one before."""
+"""Find out whether modules run one after another on an example."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from surgery.torch_private import Watch, memory, tree_leaves
 
 
 def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> list[bool | None]:
-    """Say of rows of modules, by name, whether each module runs on what comes of the output of the one before.
+    """Return whether each module of rows runs on the output of the one before.
 
     None for a row without a module that runs on the example, or with one alone of several; modules that do not run are
     passed over. A row may run backwards. What counts is the first call of each.
@@ -95,7 +95,7 @@ _SCATTERED = ("index_put_", "index_add_", "index_copy_", "index_fill_", "masked_
 
 
 def writes_part(operation: Any, args: tuple) -> bool:
-    """Return whether an operation changes its first tensor in place, and only part of that tensor's memory."""
+    """Return whether an operation writes only part of its first tensor in place."""
     name = operation._schema.name.rpartition("::")[2]
     if not name.endswith("_") or not args or not isinstance(args[0], Tensor):
         return False
@@ -107,7 +107,7 @@ def writes_part(operation: Any, args: tuple) -> bool:
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a tree, and those that other objects in it hold as attributes."""
+    """Yield the tensors of a tree, and tensors in attributes of other objects in it."""
     yield from tensors_in(tree)
     for leaf in tree_leaves(tree):
         if not isinstance(leaf, Tensor) and hasattr(leaf, "__dict__") and not hasattr(leaf, "__dataclass_fields__"):
@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Return what a tensor shares with its views; itself where it has no memory of its own."""
+    """Return what a tensor shares with its views; itself without memory of its own."""
     try:
         return memory(tensor)
     except (NotImplementedError, RuntimeError):  # sparse and nested tensors, and those inside of vmap

@@ -1,4 +1,4 @@
-"""Sections: consecutive residual blocks with one interface, found in any module or state dict."""
+"""Sections: consecutive residual blocks with one interface, in a module or state."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -58,7 +58,7 @@ def sections(model: nn.Module | State, *, example: Any = None) -> list[Section]:
 
 
 def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Section, bool]:
-    """Find the sections as `sections` does, and whether each is known to run one block after another.
+    """Find sections as `sections` does, and whether each runs block after block.
 
     That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
     """
@@ -80,7 +80,7 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
 
 
 def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> bool:
-    """Return whether a section's block, the last one or another, may be repeated: its output has its input's shape.
+    """Return whether a section's block may be repeated: it keeps its input's shape.
 
     It may if it has the same class, names and shapes of tensors, and hyper-parameters as the block before it (except
     rates and other fractions, names, positions and window shifts), or if its own layers show the same width at both
@@ -101,7 +101,7 @@ def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> b
 
 
 def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
-    """Return (place, first name) of modules that are registered again beside a section's blocks.
+    """Return (place, first name) of modules registered also beside a section's blocks.
 
     >>> block, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     >>> net = nn.Sequential(block, other, block)
@@ -123,7 +123,7 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
-    """Return whether the section's first block changes the shape of its input, or is not known to keep it.
+    """Return whether the first block changes its input's shape, or may change it.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     >>> changes_shape(net, Section("", ("0",))), changes_shape(net, Section("", ("1",)))
@@ -135,7 +135,7 @@ def changes_shape(model: nn.Module | State, section: Section) -> bool:
 
 
 class _Search:
-    """Questions about the modules of a model, with caches. Those `beside` others are no blocks."""
+    """Questions about a model's modules, with caches; modules `beside` are no blocks."""
 
     def __init__(self, model: nn.Module, beside: Iterable[str] = ()):
         self.model, self.beside = model, {*beside}
@@ -181,7 +181,7 @@ class _Search:
         return self._sizes[name] > 1
 
     def groups(self, parent: str) -> Iterator[list[str]]:
-        """Yield neighbouring composite children of one class. Chains count as their blocks; skips are ignored."""
+        """Yield neighbouring composite children of one class; chains count as blocks."""
         group: list[str] = []
         for child in self.children(parent):
             if isinstance(self.modules[child], Skip):
@@ -198,7 +198,7 @@ class _Search:
             yield group
 
     def _are_numbered(self, a: str, b: str) -> bool:
-        """Return whether two children are members of one list, or attributes whose names differ by a number."""
+        """Return whether children are in one list, or their names differ by a number."""
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
@@ -259,7 +259,7 @@ class _Search:
         return all(self.twins(a, b) for a, b in pairwise(children))
 
     def _alike(self) -> list[list[str]]:
-        """Single blocks: on the first level on which several containers hold nothing but one class, their children."""
+        """Return single blocks: children of the first level's containers of one class."""
         level = [""]
         while level:
             groups = [group for parent in level for group in self.groups(parent) if not self.container(group[0])]
@@ -282,7 +282,7 @@ class _Search:
         return isinstance(module, _CONTAINERS)
 
     def group_declared(self, names: list[str]) -> list[list[str]]:
-        """Return the named modules that are composite, grouped by parent. Chains count as their blocks."""
+        """Return the named composite modules grouped by parent; chains count as blocks."""
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -298,7 +298,7 @@ class _Search:
         return any(self.joins(a, b) for a, b in pairwise(group))
 
     def _fits(self, group: list[str]) -> bool:
-        """Return whether blocks fit together and are more than one convolution with its norm."""
+        """Return whether blocks fit together and are more than a convolution and its norm."""
         return any(
             self.joins(a, b) and sum(tensor.ndim > 1 for tensor in tensors(self.modules[b]).values()) > 1
             for a, b in pairwise(group)
@@ -315,7 +315,7 @@ class _Search:
         yield section
 
     def joins(self, before: str, block: str) -> bool:
-        """Return whether the block's output has the shape of its input, which is the output of the one before."""
+        """Return whether the block's output has the shape of its input."""
         if self.twins(before, block):
             return True
         return self.keeps(block) and widths(self.modules[before])[1] == widths(self.modules[block])[0]
@@ -343,7 +343,7 @@ _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training
 
 
 def signature(block: nn.Module) -> tuple:
-    """Return equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
+    """Return equal for blocks with one interface: names, shapes, classes, settings."""
     parts = [
         (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
         for name, module in block.named_modules()
@@ -353,12 +353,12 @@ def signature(block: nn.Module) -> tuple:
 
 
 def _exact(value: Any) -> bool:
-    """Return whether a value is no fraction: these change no shape, and often follow a schedule over depth."""
+    """Return whether a value is no fraction: fractions often follow a schedule."""
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def has_stride(block: nn.Module) -> bool:
-    """Return whether anything in the block but an attention, which may have fewer keys, has a stride."""
+    """Return whether anything in the block but an attention has a stride."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
         largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
@@ -368,7 +368,7 @@ def has_stride(block: nn.Module) -> bool:
 
 
 def widths(block: nn.Module) -> tuple[int | None, int | None]:
-    """Return the widths of the first layer's input and of the last layer's output, in the order of registration."""
+    """Return the widths of the first layer's input and of the last layer's output."""
     pairs = []
     for _, module, own_tensors in owners(block):
         tensor = next((t for n, t in own_tensors.items() if n.endswith("weight")), None)
@@ -390,7 +390,7 @@ Kind = TypeVar("Kind", bound=type[nn.Module])
 
 
 def register_block(kind: Kind) -> Kind:
-    """Say that modules of this class, or of one derived from it, are residual blocks. Returns the class.
+    """Declare this class, and classes derived from it, residual blocks; return it.
 
     `surgery.sections` then takes consecutive ones in one module as a section, even if their names do not show that they
     follow each other. Blocks inside of such a block do not count. Register a class once, before you use its models.
@@ -412,7 +412,7 @@ def register_block(kind: Kind) -> Kind:
 
 
 def declared_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the modules that their class (`register_block`) or metadata declare to be blocks."""
+    """Return the names of modules that their class or metadata declare to be blocks."""
     kinds = tuple(BLOCKS)
     blocks = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
     blocks = [name for name in blocks if not any(is_inside(name, other) for other in blocks if other != name)]
@@ -421,8 +421,7 @@ def declared_blocks(model: nn.Module) -> list[str]:
 
 
 def _matched_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it
-    matches.
+    """Return the modules that `group_matcher` declares to be blocks, by name.
 
     timm's models have this method, and so have the models of this project's zoo. In a state, modules called
     `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.

@@ -128,7 +128,7 @@ def merge(
 
 
 def _resolve(all_mixtures: Sequence[Mixture], request: Any, argument: str) -> list[tuple[Mixture, Any]]:
-    """Return the mixtures to cut, each with its request; SurgeryError if a pattern matches no mixture."""
+    """Return the mixtures to cut, and requests; SurgeryError for unmatched patterns."""
     by_name = request if isinstance(request, Mapping) else {"*": request}
     names = [mixture.name for mixture in all_mixtures]
     for pattern in by_name if isinstance(request, Mapping) else ():
@@ -180,7 +180,7 @@ def _choose_kept(mixture: Mixture, request: Any, scores: Mapping[str, Tensor] | 
 
 
 def _numbers(mixture: Mixture, request: Any) -> list[int]:
-    """Return the indices of experts in ascending order; SurgeryError if they are wrong."""
+    """Return experts' indices in ascending order; SurgeryError if they are wrong."""
     request = request.tolist() if isinstance(request, Tensor) else request
     numbers = sorted(request) if isinstance(request, Sequence | set | range) and all(map(_is_count, request)) else []
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < mixture.size:
@@ -209,7 +209,7 @@ def _check_router(mixture: Mixture, numbers: Sequence[int]) -> None:
 
 
 def _group(model: nn.Module, mixture: Mixture, request: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
-    """Return the members of each group, the highest score first; groups are sorted by their first member."""
+    """Return the groups' members, best score first; groups are sorted by their first."""
     score = torch.ones(mixture.size, dtype=torch.float64) if scores is None else _score(mixture, scores)
     if _is_count(request):
         best = _choose_kept(mixture, request, scores)
@@ -243,7 +243,7 @@ def _weights(mixture: Mixture, members: Sequence[int], scores: Mapping[str, Tens
 
 
 def _of_experts(model: nn.Module, mixture: Mixture, position: int, members: Sequence[int]) -> dict[str, list[str]]:
-    """Return, for each tensor of the expert at a position, the names of the members' tensors that correspond to it."""
+    """Return names of members' tensors for each tensor of the expert at a position."""
     held = names_by_id(model)
     result = {}
     for holder in mixture.lists:

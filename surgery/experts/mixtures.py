@@ -1,4 +1,4 @@
-"""Mixtures of experts, found in any module: their experts, and the router that chooses among them."""
+"""Mixtures of experts in any module: their experts, and the router over them."""
 
 import re
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Mixture(NamedTuple):
 
     @property
     def axes(self) -> dict[tuple[str, str], int]:
-        """The axes of experts of the fused tensors and the router's, by (module, attribute)."""
+        """The axes of experts of fused and router tensors, by (module, attribute)."""
         return dict.fromkeys(self.fused, 0) | {(module, key): axis for module, key, axis in self.router}
 
 
@@ -134,7 +134,7 @@ def _check_alike(name: str, module: nn.Module) -> None:
 
 
 def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
-    """Return the tensors of a router in a module, and their axes of experts; none if no matrix is among them."""
+    """Return a module's router tensors and their axes of experts, if any is a matrix."""
     inner = model.get_submodule(around)
     lists = [holder for holder in holders if isinstance(model.get_submodule(holder), _LISTS)]
     experts = {place for holder, count in holders.items() for place in _find_fused(model, holder, count)}
@@ -194,7 +194,7 @@ def _mixture(model: nn.Module, name: str, names: list[str], holders: dict[str, i
 
 
 def _number(modules: dict[nn.Module, None], names: re.Pattern) -> int:
-    """Return the first whole number that modules hold in an attribute of such a name; 0 if there is none."""
+    """Return the first integer attribute of modules with such a name; 0 without one."""
     held = (value for module in modules for key, value in vars(module).items() if names.search(key))
     return next((value for value in held if type(value) is int), 0)
 

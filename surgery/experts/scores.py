@@ -1,4 +1,4 @@
-"""Scores of a mixture's experts: how often the router chooses them, and how large their weights are."""
+"""Scores of experts: how often the router chooses them, how large weights are."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,7 +34,7 @@ def norm(model: nn.Module, *, experts: str | None = None) -> dict[str, Tensor]:
 
 
 def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None = None) -> dict[str, Tensor]:
-    """Count for each expert the tokens that the router sends to it, by the name of its mixture; each in shares of 1.
+    """Count the tokens that each expert gets, by its mixture's name, in shares of 1.
 
     Where every expert sees every token, and no attribute says how many the router chooses, its share is the mean of its
     probabilities, the softmax of what the router gives.
@@ -99,7 +99,7 @@ class _Seen:
         return count
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Look at what the router gives: numbers of experts, or one number for each expert."""
+        """Record what the router gives: experts' numbers, or one number for each expert."""
         outputs = tensors_in(output)
         whole = [t for t in outputs if t.dtype in (torch.int32, torch.int64) and t.shape[-1] == self.mixture.chosen]
         if whole:
@@ -115,7 +115,7 @@ class _Seen:
         return flat[flat < self.mixture.size].bincount(minlength=self.mixture.size).double()
 
     def shares(self) -> Tensor:
-        """Return the shares by what is nearest to the experts: what each was given, unless all were given the same."""
+        """Return the shares from the counts nearest to the experts that are not all equal."""
         is_sparse = len(self.rows.unique()) > 1
         for counts in (self.indices, self.rows if is_sparse else 0 * self.rows, self.routed, self.likely):
             if counts.sum():

@@ -1,4 +1,4 @@
-"""Open a checkpoint: a safetensors file, a file of torch.save, or a folder as HuggingFace's libraries write it."""
+"""Open a checkpoint: a safetensors or torch.save file, or a HuggingFace folder."""
 
 import errno
 import json
@@ -79,7 +79,7 @@ class Checkpoint(LazyState):
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
+    """Return the content of a JSON file; SurgeryError names an unreadable file."""
     try:
         if path.stat().st_size > _LARGEST:
             raise SurgeryError(f"{path} is too large for a file of JSON", code="file")
@@ -91,7 +91,7 @@ def read_json(path: Path) -> Any:
 
 
 def open_state(path: str | Path) -> Checkpoint:
-    """Open the state of a checkpoint: names and shapes are read, and the checksums of a file of torch.save.
+    """Open a checkpoint's state: names and shapes, and a torch.save file's checksums.
 
     Args:
         path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or
@@ -157,8 +157,7 @@ def _read_shards(index: Path, path: Path) -> Checkpoint:
 
 
 def _safetensors(path: Path) -> Checkpoint:
-    """Return a safetensors file, whose header the library checks: sizes, offsets without holes, nothing beyond the
-    file.
+    """Return a safetensors file; the library checks its header's sizes and offsets.
 
     Pieces are read into memory of their own, so that nothing but them takes memory, and a file that is cut short
     meanwhile is an error; of a file that is mapped, as the library does it, reading would end the process.
@@ -206,7 +205,7 @@ def _read(
 
 
 def _torch(path: Path) -> dict[str, Pieces]:
-    """Return the tensors of a state dict, also of one that lies under "state_dict", "model_state_dict" or "model".
+    """Return the tensors of a state dict, also from under "state_dict" or "model".
 
     What DistributedDataParallel and torch.compile put before every name is left out.
     """
@@ -233,7 +232,7 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
-    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0) until it fills a memory."""
+    """Raise SurgeryError for tensors that repeat stored values until memory is full."""
     storages = [tensor.untyped_storage() for _, tensor in tensors]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)
@@ -243,7 +242,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
 
 
 def _load(path: Path) -> Any:
-    """Return what torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
+    """Return what torch.load gives, mapped into memory if possible; no code runs."""
     with open(path, "rb") as file:
         beginning = file.read(2)
     if not beginning:
@@ -272,7 +271,7 @@ def _load(path: Path) -> Any:
 
 
 def _check_records(path: Path) -> None:
-    """Raise BadZipFile if what is in a file is not what was saved, which torch.load takes as it is; read it once.
+    """Raise BadZipFile if a file's content is not what was saved, which torch ignores.
 
     torch.save compresses nothing, so that records that unpack to more than the file has are not its own. Files from
     before PyTorch 1.6 are no zip files, and have no checksums. SurgeryError for a zip file of something else.

@@ -16,7 +16,7 @@ _END = f"@{socket.gethostname()}.tmp"  # numbers of processes mean nothing on ot
 
 @contextmanager
 def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Give a path beside the given one to write to, which takes its place when the block ends well.
+    """Yield a path to write to, which replaces the given one when the block ends well.
 
     Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path. What
     killed processes have left beside it is deleted first.
@@ -34,7 +34,7 @@ def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def in_one_step(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """As `replacing`, but an OSError stays one, and what killed processes have left stays, too."""
+    """Do as `replacing`, but keep OSErrors and what killed processes have left."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_END}")
     try:
         if folder:
@@ -66,7 +66,7 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Say whether a text names a file or folder in the folder that it is looked for in, and nothing outside of it.
+    """Return whether a text names something in the folder itself, not outside of it.
 
     >>> is_plain("net.pt"), is_plain("a/net.pt"), is_plain(".."), is_plain("")
     (True, False, False, False)
@@ -75,7 +75,7 @@ def is_plain(name: str) -> bool:
 
 
 def leftovers(folder: Path, name: str | None = None) -> list[Path]:
-    """Return what ended processes of this host have left where they wrote a file of this name, or any.
+    """Return what ended processes of this host left for a file of this name, or any.
 
     >>> leftovers(Path("there is none"))
     []

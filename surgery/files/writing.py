@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 
 def check_new(path: Path) -> None:
-    """Raise SurgeryError unless a path is new, or an empty folder, and its parent is there."""
+    """Raise SurgeryError unless a path is new or an empty folder, with a parent."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth, *.bin, or a folder", code="file")
     check_absent(path, folder=path.suffix == "")
@@ -42,7 +42,7 @@ def write(
     shard_bytes: int | None = None,
     progress: Progress = lambda count: None,
 ) -> None:
-    """Write a state; a lazy one is computed slab by slab, so that it need not fit into memory.
+    """Write a state; a lazy one slab by slab, so that it need not fit into memory.
 
     Args:
         path: a new .safetensors file, a new .pt, .pth or .bin file (for which the state is held in memory), or a new
@@ -111,7 +111,7 @@ def _all(file: BinaryIO, data: memoryview) -> None:
 
 
 def _compute(every: Iterable[Pieces]) -> Iterator[Tensor]:
-    """Yield all slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
+    """Yield all slabs of tensors in order, computed ahead in threads of one core each.
 
     torch's own threads would wait for each other at every operation, since operations on slabs are short.
     """

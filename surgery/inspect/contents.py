@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: tensors, sections and layers as their names show them, and how it was made."""
+"""The contents of a checkpoint: tensors, sections, layers, and how it was made."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ PROVENANCE = "layer_surgery"
 
 
 def contents(checkpoint: Checkpoint, widths: Sequence[Width] = ()) -> dict[str, Any]:
-    """Return the facts as plain data for JSON, with the coupled widths if they are known."""
+    """Return the facts as plain data for JSON, with coupled widths if known."""
     tensors: dict[str, dict[str, Any]] = {
         name: {"shape": list(entry.shape), "dtype": str(entry.dtype).removeprefix("torch."), "bytes": entry.nbytes}
         for name in checkpoint

@@ -15,7 +15,7 @@ _COLUMNS = 100
 
 
 def describe(report: Report) -> str:
-    """Describe a report: the tree of layers, the coupled widths, and sizes before and after.
+    """Describe a report: the tree of layers, coupled widths, sizes before and after.
 
     >>> from torch import nn
     >>> from surgery.inspect.report import report_of
@@ -77,7 +77,7 @@ def megabytes(size: Size) -> str:
 
 
 class Line(NamedTuple):
-    """A layer in a tree: where it is, what is said of it, and what is said of its block."""
+    """A layer in a tree: its place, its description, and its block's description."""
 
     section: str | None
     block: str | None
@@ -132,7 +132,7 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def widths_table(widths: Sequence[Width]) -> Iterator[str]:
-    """List widths by the names that `permute` takes; those that differ in the number of a block only, once."""
+    """List widths by names that `permute` takes; once where only block numbers differ."""
     yield f"{'coupled widths':25}tensors  name"
     alike: dict[tuple, list[Width]] = {}
     for width in widths:

@@ -1,4 +1,4 @@
-"""A picture of a report: the width of every layer, how much of it is kept, and which layers share a width."""
+"""A picture of a report: every layer's width, the kept part, and shared widths."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -22,7 +22,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 class Bar(NamedTuple):
-    """A layer in the picture: its width before (0 if it is new) and after (0 if it is dropped), and its name then."""
+    """A layer in the picture: its name, and its width before and after (0 for none)."""
 
     section: str | None
     block: str
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
 
 class Coupled(NamedTuple):
-    """A width of several layers, by their numbers in the picture: those that make it, and those that read it.
+    """A width of several layers, by numbers in the picture: its makers and readers.
 
     `stays` tells whether it keeps its size although others shrink.
     """
@@ -115,7 +115,7 @@ def draw(report: Report, path: str | Path) -> None:
 
 
 def check_picture(path: Path) -> str:
-    """Return the format of a picture by its path; SurgeryError if there is no such, or something is at the path.
+    """Return a picture's format by its path; SurgeryError if unknown or taken.
 
     >>> check_picture(Path("model.svg"))
     'svg'
@@ -128,7 +128,7 @@ def check_picture(path: Path) -> str:
 
 
 def bars(report: Report) -> list[Bar]:
-    """List the layers with matrices, in order; copies of a block follow the block that they repeat."""
+    """List layers with matrices in order; copies of a block follow the original."""
     result = []
     for block, layers in groupby(report.layers, key=lambda row: row.block or ""):
         rows = [row for row in layers if row.weight and len(row.before.shapes[row.weight]) > 1]
@@ -163,7 +163,7 @@ def _output_axis(row: Row) -> int:
 
 
 def _label(axes: Any, report: Report, name: str | None, x: list[float], layers: list[Bar], colour: str) -> None:
-    """Label a section with its name and depth, or layers outside of sections with their names."""
+    """Label a section with its name and depth, or other layers with their names."""
     text = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "color": colour}
     if name is None:
         for at, bar in zip(x, layers):
@@ -238,7 +238,7 @@ def in_rows(links: Sequence[Coupled]) -> list[list[Coupled]]:
 
 
 def _draw_coupled(axes: Any, packed: Sequence[Sequence[Coupled]], x: Sequence[float], colours: Sequence[str]) -> None:
-    """Draw the rows, from the top: a dot is a layer that makes the width, a ring one that reads it."""
+    """Draw rows from the top: a dot makes the width, a ring reads it."""
     for number, row in enumerate(packed):
         for link in row:
             first, last = link.ends

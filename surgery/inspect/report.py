@@ -41,7 +41,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Place:
-    """A layer of one model: the name of its module, and the shapes of its tensors by their own names."""
+    """A layer of one model: its module's name, and its tensors' shapes by own names."""
 
     name: str
     shapes: Shapes
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """A layer and its places: before, and after. It has none after if it was dropped, several if it was repeated."""
+    """A layer and its places before and after: none if dropped, several if repeated."""
 
     kind: str
     section: str | None
@@ -108,7 +108,7 @@ class Report:
 
 
 class _TooSlow(BaseException):
-    """A step has taken too long. Like KeyboardInterrupt it is no Exception, so that no handler takes it for one."""
+    """A step that took too long; no Exception, so that no handler catches it."""
 
 
 _AGAIN = 0.2
@@ -116,7 +116,7 @@ _AGAIN = 0.2
 
 
 class Steps:
-    """Runs steps, shows each on a terminal, and stops those that take longer than a limit.
+    """Runs steps, shows each on a terminal, and stops those that exceed a limit.
 
     Args:
         seconds: the limit of each step, between operations; None for no limit, as on Windows and in other threads.
@@ -237,7 +237,7 @@ def report_of(
 
 
 def _example(shape: Sequence[int]) -> Tensor:
-    """Make two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
+    """Make two inputs of zeros; SurgeryError if they do not fit into memory."""
     shape_text = ",".join(map(str, shape))
     if reason := shortage(8 * math.prod(shape)):
         raise SurgeryError(f"an input of {shape_text} {reason}: give a smaller one (--input)", code="argument")
@@ -248,7 +248,7 @@ def _example(shape: Sequence[int]) -> Tensor:
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:
-    """Count multiply-accumulates of one forward pass in evaluation mode (torch.utils.flop_counter / 2).
+    """Count multiply-accumulates of one forward pass in evaluation mode (FLOPs / 2).
 
     >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
     15
@@ -276,7 +276,7 @@ def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size
 def _at_depth(
     model: nn.Module, depth: Sequence[int], have: Sequence[int], example: Tensor | None
 ) -> tuple[nn.Module, dict[str, list[str]]]:
-    """Return the model with sections of these depths, and by its tensors' names what they are called there."""
+    """Return the model with these depths, and the new names of its tensors."""
     places: dict[str, list[str]] = {key: [key] for key in state(model)}
     changed: Any = model
     if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):

@@ -1,4 +1,4 @@
-"""A network made of blocks of others, as mergekit's passthrough makes language models."""
+"""A network made of blocks of others, like mergekit's passthrough."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ Blocks = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
-    """Return all tensors of several models as one state, under "K.NAME": the full model of `passthrough`'s plan.
+    """Return all tensors of several models as one state, under "K.NAME".
 
     To read a tensor that holds NaN is a SurgeryError. Infinities, which masks of attention hold, stay.
 
@@ -51,7 +51,7 @@ def passthrough(
     outside: Mapping[str, int] | None = None,
     example: Any = None,
 ) -> tuple[nn.Module | State | LazyState, Plan]:
-    """Return a network whose sections are put together from the blocks of several models.
+    """Return a network whose sections consist of blocks of several models.
 
     Args:
         models: states or modules. What the sections look like, and all that `outside` does not name, is the first's.
@@ -128,7 +128,7 @@ def passthrough(
 def _resize(
     skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
 ) -> tuple[Any, dict[str, str]]:
-    """Return the first model with other numbers of blocks, and each tensor's origin by name."""
+    """Return the first model with other depths, and each tensor's origin by name."""
     deeper, up = graft(
         skeleton, depths={name: max(depth, len(places[name])) for name, depth in depths.items()}, example=example
     )
@@ -138,7 +138,7 @@ def _resize(
 
 
 def _first(names: Mapping[str, str], block: str) -> tuple[str, ...]:
-    """Return what the first block of a section is called in the resized model, alone in a tuple."""
+    """Return the name of a section's first block in the resized model, in a tuple."""
     new, old = next((new, old) for new, old in names.items() if is_inside(old, block))
     return (new.removesuffix(old.removeprefix(block)),)
 

@@ -1,4 +1,4 @@
-"""Means of models, weighted by numbers, by a score, or by what was measured of each model."""
+"""Means of models, weighted by numbers, a score, or measurements of each model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,9 @@ from surgery.states import Models, State, stack_size
 
 
 def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
-    """Return the weighted mean of models, sum w_k x_k / sum w_k (Wortsman et al., ICML 2022, the uniform soup).
+    """Return the weighted mean of models, sum w_k x_k / sum w_k: the uniform soup.
+
+    See Wortsman et al., "Model soups", ICML 2022.
 
     Args:
         models: a stack, or a list of states or modules.
@@ -53,7 +55,9 @@ class Soup(NamedTuple):
 
 
 def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
-    """Return the mean of those models that do not lower a score (Wortsman et al., "Model soups", ICML 2022, recipe 1).
+    """Return the mean of models that do not lower a score: the greedy soup.
+
+    See Wortsman et al., "Model soups", ICML 2022, recipe 1.
 
     Models are tried from the best to the worst; one stays if the mean with it scores at least as much as without.
 
@@ -85,7 +89,7 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
 
 
 def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: Weights = None) -> State | LazyState:
-    """Return the mean of models, each element weighted by its Fisher information: sum w_k F_k x_k / sum w_k F_k.
+    """Return the mean weighted by Fisher information: sum w_k F_k x_k / sum w_k F_k.
 
     Matena and Raffel, "Merging models with Fisher-weighted averaging" (NeurIPS 2022), equation 4.
 
@@ -134,7 +138,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
 def regmean(
     models: Models, *, grams: Sequence[Mapping[str, Tensor]], weights: Weights = None, alpha: ByName = 0.9
 ) -> State | LazyState:
-    """Return weights of linear layers by least squares, all other tensors by the weighted mean.
+    """Return least-squares weights of linear layers, and means of all other tensors.
 
     Jin et al., "Dataless knowledge fusion by merging weights of language models" (ICLR 2023), equation 2:
     W = (sum G_k)^-1 sum G_k W_k with the inner products G_k = X_k^T X_k of a layer's inputs, whose elements off the
@@ -198,7 +202,7 @@ def _by_measures(
     weights: Weights,
     settings: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> State | LazyState:
-    """Merge by `kernel(group, its measures, **settings)` the tensors that were measured, others by the mean."""
+    """Merge measured tensors by `kernel(group, measures, ...)`, others by the mean."""
     if not isinstance(measures, list | tuple) or not all(isinstance(values, Mapping) for values in measures):
         raise SurgeryError(f"{argument} is a list with the {label} of each model, tensors by name", code="argument")
     names = {name for values in measures for name in values}

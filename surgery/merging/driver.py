@@ -1,4 +1,4 @@
-"""Drive all methods of merging: check models once, then merge each tensor by a function of slabs.
+"""Drive all methods: check models once, then merge each tensor slab by slab.
 
 A method is a kernel, `kernel(group, **settings)`: it looks at one tensor of all models as far as it must, and returns
 the function that merges a stretch of it. The driver finds the settings of each tensor, reads slabs in the dtype to
@@ -91,12 +91,12 @@ class Group:
         return self.value(-1, start, stop)
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
-        """Return what tensor i adds to the base, a stretch of its task vector; the tensor itself without a base."""
+        """Return a stretch of tensor i minus the base; of the tensor without a base."""
         value = self.value(i, start, stop)
         return value if self.base is None else value - self.origin(start, stop)
 
     def shares(self) -> list[float]:
-        """Return the weights divided by their sum; SurgeryError if that is 0, or a weight negative."""
+        """Return the weights over their sum; SurgeryError if it is 0, or one is negative."""
         total = sum(self.weights)
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
@@ -106,7 +106,7 @@ class Group:
         return [weight / total for weight in self.weights]
 
     def merge(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
-        """Return the tensor that a method makes of these, in the shape and dtype of `like`."""
+        """Return a method's merged tensor in the shape and dtype of `like`."""
         lock, prepared = Lock(), []  # what the method needs to know of the whole, since the first reading
 
         def read(start: int, stop: int) -> Tensor:
@@ -213,7 +213,7 @@ def group_of(
 def check_models(
     models: Models, base: Base | None = None
 ) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
-    """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
+    """Return models and base as states; SurgeryError unless names and shapes agree."""
     if isinstance(models, LazyState | nn.Module):
         raise SurgeryError("one model cannot be merged: give a list, or surgery.stack of them", code="argument")
     if isinstance(models, Mapping):
@@ -259,7 +259,7 @@ def needed(base: Base | None) -> Base:
 
 
 def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, per_model: bool = False) -> Any:
-    """Return the setting. Raise SurgeryError unless all of its numbers are from `low` to `high`.
+    """Return the setting; SurgeryError unless all numbers are from `low` to `high`.
 
     With `per_model` it may have lists of numbers, one for each model.
 
@@ -277,7 +277,7 @@ def number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, where: str = "",
     way_out: str = "",
 ) -> float:  # fmt: skip
-    """Return the argument. Raise SurgeryError unless it is finite, at least `low` (above it if open), at most `high`.
+    """Return the argument; SurgeryError unless finite and from `low` to `high`.
 
     >>> number("rate", 0.5, 0, 1, open_low=True)
     0.5
@@ -326,7 +326,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
-    """Return weights as k finite floats for all tensors or by pattern; SurgeryError if they are none."""
+    """Return weights as k finite floats, for all or by pattern; else SurgeryError."""
 
     def numbers(row: Any, where: str) -> list[float]:
         try:

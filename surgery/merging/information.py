@@ -1,4 +1,4 @@
-"""Measure on some data what Fisher- and regression-weighted merging need to know of each model."""
+"""Measure what Fisher- and regression-weighted merging need to know of each model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +15,9 @@ from surgery.states import State, names_by_id, tensors
 def fisher_information(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
 ) -> State:
-    """Return each parameter's empirical Fisher information: the mean squared gradient of single samples.
+    """Return each parameter's empirical Fisher information.
+
+    It is the mean squared gradient of single samples.
 
     Args:
         model: any module; it runs in evaluation mode, sample by sample, and is not changed.
@@ -95,7 +97,9 @@ def _sample(values: Any, i: int) -> Any:
 
 
 def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
-    """Return the inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
+    """Return inner products X^T X of the inputs of linear layers and convolutions.
+
+    They are [I, I]. Convolutions with groups have none.
 
     Args:
         model: any module; it runs in evaluation mode and is not changed.

@@ -19,7 +19,7 @@ METHODS: dict[str, Callable[..., Any]] = {}
 
 
 def register_method(function: Callable[..., Tensor]) -> Callable[..., State | LazyState]:
-    """Add a merge method: a function from the tensors of one name, one of each model, to the merged tensor.
+    """Add a merge method: a function from one tensor of each model to the merged one.
 
     The tensors are copies, in the dtype to compute in. The method has the function's name. It takes models as a stack
     or a list of states, modules or `surgery.files.open_state(path)`, and by keyword the rest of the function's

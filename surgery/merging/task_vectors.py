@@ -1,4 +1,4 @@
-"""Merging of task vectors, the differences of models from the base that they were fine-tuned from.
+"""Merge task vectors, the differences of models from their common base.
 
 Most methods make task vectors sparse, each in its own way, and then add or average what is left; a function
 `sparse(group, i, **settings)` looks at the whole of task vector i and returns the function that reads a stretch of it.
@@ -35,7 +35,7 @@ from surgery.states import Models, State, is_pruning_mask
 def task_arithmetic(
     models: Models, *, base: Base, weights: Weights = None, scale: ByName = 1.0, normalize: bool = False
 ) -> State | LazyState:
-    """Return the base plus a weighted sum of task vectors: base + scale * sum w_k (x_k - base).
+    """Return the base plus weighted task vectors: base + scale * sum w_k (x_k - base).
 
     Ilharco et al., "Editing models with task arithmetic" (ICLR 2023), section 2. A negative weight forgets a task.
 
@@ -57,7 +57,10 @@ def _task_vectors(
     sparse: Callable[..., Reader] | None, models: Models, base: Base, weights: Weights, scale: ByName, normalize: bool,
     *, elect: bool, **settings: tuple[ForEach, float],
 ) -> State | LazyState:  # fmt: skip
-    """base + scale * the sum (or mean) of task vectors, which `sparse` makes sparse, with signs elected or not."""
+    """Return base + scale * the sum or mean of task vectors.
+
+    `sparse` makes them sparse. Signs are elected if `elect` says so.
+    """
     switch("normalize", normalize), switch("elect", elect)
     settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
 
@@ -127,7 +130,9 @@ def ties(
     normalize: bool = True,
     across: Literal["tensor", "model"] = "tensor",
 ) -> State | LazyState:
-    """Trim, elect signs and merge (Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1).
+    """Trim, elect signs and merge task vectors (TIES).
+
+    See Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1.
 
     Of each task vector the share `density` of largest magnitudes is kept. Each element has the sign of the weighted
     sum over models. The models that have that sign there are averaged, and the mean times `scale` is added to the base.
@@ -170,7 +175,7 @@ def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
 
 
 def _limits(models: Models, base: Base, weights: Weights, density: float) -> dict[int, Tensor | float]:
-    """For each model that counts the smallest magnitude that is kept of its whole task vector."""
+    """Return the smallest magnitude kept of each counted model's whole task vector."""
     states, base = check_models(models, needed(base))
     rows = rows_of(weights, len(states), states[0])
     result: dict[int, Tensor | float] = {}
@@ -208,7 +213,7 @@ def dare(
         density: the probability that an element stays, in (0, 1]; 1 - p of the paper.
         rescale: whether elements that stay are divided by `density`, which keeps their expectation.
         elect: whether signs are elected, as `ties` does after trimming (DARE-TIES).
-        seed: of the draws; which elements stay is a function of seed, tensor name, model and element.
+        seed: of the random numbers; which elements stay is a function of seed, tensor name, model and element.
 
     >>> models, base = [{"w": torch.ones(64)}, {"w": torch.ones(64)}], {"w": torch.zeros(64)}
     >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
@@ -292,7 +297,7 @@ def della(
     normalize: bool | None = None,
     seed: int = 0,
 ) -> State | LazyState:
-    """Drop small elements of task vectors more often than large ones, rescale, elect signs and average.
+    """Drop mostly small elements of task vectors, rescale, elect signs and average.
 
     Deep et al., "DELLA-Merging" (2024), section 3.
 
@@ -308,7 +313,7 @@ def della(
         elect: whether signs are elected as `ties` does; without it this is mergekit's `della_linear`.
         normalize: whether what agrees is averaged, or without `elect` the sum divided by the sum of the weights; the
             same as `elect` if not given.
-        seed: of the draws, as for `dare`.
+        seed: of the random numbers, as for `dare`.
 
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
     tensor(6.)
@@ -346,7 +351,9 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
 
 
 def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyState:
-    """Task vectors weighted by their energy, where models differ most (Wan et al., "FuseChat", 2024, section 3.3).
+    """Weight task vectors by their energy where models differ most.
+
+    See Wan et al., "FuseChat", 2024, section 3.3.
 
     Select: of each tensor the share `select` of the elements with the largest variance over the models, counted among
     those whose variance is not 0. Calculate: model k's weight is the mean of its squared selected elements, divided by
@@ -401,7 +408,9 @@ def _sce(group: Group, select: float) -> Reader:
 
 
 def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
-    """Return the base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+    """Return the base moved towards another model by at most t in each element.
+
+    This is alchemonaut's NearSwap, which mergekit has, too.
 
     Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
 

@@ -19,7 +19,7 @@ def score_blocks(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     example: Any = None,
 ) -> dict[str, Tensor]:
-    """Return how much each block of each section matters, by section name [blocks]; infinity for what cannot go.
+    """Return scores of each section's blocks, [blocks]; infinity for those that stay.
 
     Args:
         model: any module with blocks that run one after another; a copy of it runs in evaluation mode.
@@ -64,7 +64,7 @@ def score_blocks(
 
 
 def _influences(model: nn.Module, names: list[str], batches: list[Any]) -> dict[str, float]:
-    """Return 1 - cosine of what goes into blocks and what comes out; infinity where these have not one shape."""
+    """Return 1 - cosine of blocks' inputs and outputs; infinity for other shapes."""
     seen: dict[str, list[float]] = {name: [] for name in names}
 
     def note(name: str) -> Callable:

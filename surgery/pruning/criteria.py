@@ -37,7 +37,7 @@ def importance(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     output: Callable[[Any], Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Return scores of the positions of every width that may shrink, for `surgery.narrow(..., scores=scores)`.
+    """Return scores of each shrinkable width's positions, for `surgery.narrow`.
 
     A width lies along axes of several tensors. Each gives its positions a score, and their sum is the width's. Of an
     axis of heads * head dimension a head gets the sum over its dimensions, a dimension the sum over heads.
@@ -132,12 +132,12 @@ def name_of(by: Any) -> str:
 
 
 def _of_copies(function: Criterion) -> Criterion:
-    """Return the criterion of a user with copies of the rows, so that it may work in place."""
+    """Return a user's criterion on copies of the rows: it may work in place."""
     return lambda name, rows, axis: function(name, rows.clone(), axis)
 
 
 def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
-    """Return the sum over all axes of all parameters of the scores along them; tied parameters count once.
+    """Sum the scores along all axes of all parameters; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
@@ -168,7 +168,7 @@ def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -
 
 
 def find_scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
-    """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
+    """Yield parameters and computed weights by (module, attribute), tied ones once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
         real = tensor.dtype.to_real().is_floating_point
@@ -215,7 +215,7 @@ def _criterion(
 def _gradients(
     model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], squared: bool
 ) -> Mapping[str, Tensor]:
-    """Return the parameters' gradients of the loss by name, or their squares: the mean over the batches.
+    """Return the parameters' mean gradients of the loss, or their squares, by name.
 
     The gradients of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
@@ -243,7 +243,7 @@ def _gradients(
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """Return the mean of |x| over batches and all other axes, x being what products and convolutions read.
+    """Return the mean of |x| over other axes, where products and convolutions read x.
 
     Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each
     batch.
@@ -302,7 +302,7 @@ def is_pruner(by: Any) -> bool:
 
 
 def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
-    """Return the scores that torch-pruning's class gives, without widths that it skips.
+    """Return the scores of torch-pruning's class, without widths that it skips.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
     of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is
@@ -335,7 +335,7 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Comput
 def _items(
     layer_of: Callable[[str], Any], solution: Solution, atom: Atom
 ) -> Iterator[tuple[str, nn.Module, Any, list[list[int]]]]:
-    """(tensor name, layer, torch-pruning's function that cuts it there, positions for each time the atom occurs)."""
+    """Yield (tensor name, layer, torch-pruning's function, positions by occurrence)."""
     from torch_pruning import ops
     from torch_pruning.pruner.function import PrunerBox
 

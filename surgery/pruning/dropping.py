@@ -33,7 +33,7 @@ def drop(
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """Return a copy of any module without the given positions of some widths, and without all that belongs to them.
+    """Return a copy of any module without given positions of some widths.
 
     Args:
         model: any module; it is not changed.
@@ -84,7 +84,7 @@ def drop(
 
 
 def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] | None = None) -> tuple[nn.Module, Plan]:
-    """Return a copy of any module without the positions that are zero, which computes the same in evaluation mode.
+    """Return a copy without zero positions; in evaluation mode it computes the same.
 
     So masks of torch.nn.utils.prune (`ln_structured`, say) make a model smaller. A position goes if all weights that
     make it are zero, and it is zero where it is read; or if all weights that read it are. One whose weights are zero,
@@ -143,7 +143,7 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
 
 
 def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, Tensor], dict[Atom, Tensor]]:
-    """Return by width which positions all matrices and kernels make, and which all read, with zeros alone."""
+    """Return by width the positions that matrices write, and read, with zeros alone."""
     unmade: dict[Atom, Tensor] = {}
     unread: dict[Atom, Tensor] = {}
     for key, tensor in find_scored(weights):
@@ -160,7 +160,7 @@ def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, T
 
 
 def _same_outputs(model: nn.Module, small: nn.Module, example: Any, output: Callable[[Any], Any] | None) -> bool:
-    """Return whether two models compute the same of an example, in double precision where they can."""
+    """Return whether two models' outputs agree, in double precision where they can."""
 
     def results(net: nn.Module, dtype: torch.dtype | None) -> list[Tensor]:
         twin = clone(net).eval()

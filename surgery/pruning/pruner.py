@@ -234,7 +234,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
 
 
 def _train(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
-    """Train a step's model, and return it; SurgeryError if it has other tensors than before."""
+    """Train and return a step's model; SurgeryError if its tensors are others."""
     if finetune is None:
         return net
     before = shapes_of(net)
@@ -259,7 +259,7 @@ def _limits(cut: Attempt, target: Target) -> Limits:
 
 
 def _cost(cut: Attempt, measure: What) -> Cost:
-    """Return a function that counts what any choice of positions leaves, such as its MACs."""
+    """Return a function that counts what a choice of positions leaves, such as MACs."""
     return Cost(cut.seen.model, cut.solution, measure, cut.seen.found.lengths[0])
 
 

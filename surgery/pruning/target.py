@@ -60,7 +60,7 @@ class Cost:
 
 
 def find_multiplied(step: Step[Axis]) -> Iterator[Axes]:
-    """Yield the axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
+    """Yield axes whose sizes multiply to an operation's MACs, as torch counts them."""
     inputs = step.inputs
     if step.name in ("mm", "bmm", "addmm", "baddbmm"):
         left, right = inputs[-2:]
@@ -82,14 +82,14 @@ class Limits:
         self.costs = {measure: Cost(model, solution, measure, steps) for measure in target.wanted}
 
     def share(self, choice: Choice) -> float:
-        """Return the share that is left of the full model; of several, as the first one, how much the tightest uses."""
+        """Return the share left of the full model; of several, the tightest's, scaled."""
         if len(self.costs) == 1:
             return self.costs[self.target.what].share(choice)
         measure, share = self.tightest(choice)
         return share / self.target.wanted[measure] * self.target.share
 
     def tightest(self, choice: Choice) -> tuple[What, float]:
-        """Return of what most is left for what the target allows, and the share that is left."""
+        """Return the measure with most left for its target, and the share that is left."""
         shares = {measure: cost.share(choice) for measure, cost in self.costs.items()}
         measure = max(shares, key=lambda measure: shares[measure] / self.target.wanted[measure])
         return measure, shares[measure]
@@ -180,13 +180,13 @@ class Target:
 
     @property
     def rate(self) -> float:
-        """Roughly the share of each width: a layer costs the product of two. Where it is not known, a half."""
+        """Estimate each width's share: a layer costs the product of two; 0.5 if unknown."""
         shares = {measure: share for measure, share in self.wanted.items() if share <= 1}
         return min((s if measure == "positions" else math.sqrt(s) for measure, s in shares.items()), default=0.5)
 
 
 def sizing(request: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
-    """Return what decides how many positions each width keeps so that the model is as large as the target.
+    """Return the function that decides how much each width keeps to meet the target.
 
     Args:
         request: the target, of shares or numbers.
@@ -319,14 +319,14 @@ def _even(
 
 
 def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
-    """Return how many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
+    """Return how many positions a width's floor keeps; `sizes` as for `numbers_kept`."""
     return min(atom.size, max(1, math.ceil(round(target.floor * sizes.get(atom, atom.size), 9))))
 
 
 def _rank(
     floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
+    """Return ([n] width of each position, [n] its worth), best positions first.
 
     Positions of the floor are worth infinitely much. Without scores the j-th of a width's n positions is worth -j / n,
     which gives all widths the same share.
@@ -344,7 +344,7 @@ def _rank(
 
 
 def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
-    """Return scores that compete over all widths: divided by their mean, or as they are."""
+    """Return scores that compete over all widths: over their mean, or unchanged."""
     if not normalise:
         return scores
     if (scores < 0).any():
@@ -357,7 +357,7 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
 
 
 def describe_miss(target: Target, share: float) -> str:
-    """Return how far a target was missed with this share, as `Limits` gives it; "" if it was not."""
+    """Return how far a share missed its target, as `Limits` gives it; "" if it met it."""
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"

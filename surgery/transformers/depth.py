@@ -1,4 +1,4 @@
-"""The configuration of a deeper or shallower model: whether its class still makes this model from it."""
+"""The configuration of a model of another depth: whether it still describes it."""
 
 import copy
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 def depth_edits(
     before: nn.Module, after: nn.Module, moves: Sequence[tuple[int, Sequence[int]]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return edits after which the configuration of a model of another depth says what the model is.
+    """Return edits by which a configuration describes its model of another depth.
 
     Counts of blocks have followed already. Lists with an entry for each block follow where the class then makes this
     model, and does not make it otherwise: their names do not say what they list (`attention_window`). If the
@@ -72,7 +72,7 @@ def depth_edits(
 
 
 def _lists(config: Any, moves: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[Fields, list | tuple]]:
-    """Yield (place, new value) of lists that are as long as a section was; edits do not reach into dicts.
+    """Yield (place, new value) of lists as long as a section was; none inside dicts.
 
     >>> from types import SimpleNamespace
     >>> list(_lists(SimpleNamespace(window=[4, 8], sizes=(1, 2, 3)), [(2, [0, 1, 1])]))

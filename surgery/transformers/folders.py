@@ -1,4 +1,4 @@
-"""Folders of HuggingFace's transformers: a model made of a config.json, the config.json of a model, and its inputs."""
+"""Folders of transformers: model from config.json, config.json of a model, inputs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from surgery.transformers.settings import first_difference, holder_of, make_from
 
 
 def config_json(model: nn.Module) -> dict | None:
-    """Return what config.json has to say of a model; None if it has no such configuration."""
+    """Return config.json's content for a model; None if it has no such configuration."""
     text = getattr(getattr(model, "config", None), "to_json_string", None)
     return json.loads(text()) if callable(text) else None
 
 
 def why_unreadable(model: nn.Module) -> str:
-    """Return why a model's class, given its saved configuration, cannot read its weights; "" if it can."""
+    """Return why a class cannot read a model's weights from its configuration, or ""."""
     holder = holder_of(model)
     if holder is None:
         return ""
@@ -35,7 +35,7 @@ def why_unreadable(model: nn.Module) -> str:
 
 
 def model_of(folder: Path, architecture: str) -> nn.Module:
-    """Make the model that a folder's config.json describes; ImportError without transformers, or whatever it raises."""
+    """Make the model of a folder's config.json; ImportError without transformers."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -43,7 +43,7 @@ def model_of(folder: Path, architecture: str) -> nn.Module:
 
 
 def convert(model: nn.Module, folder: Path) -> State | None:
-    """Return the state of a folder as transformers reads it, which renames and joins the tensors of many files.
+    """Return a folder's state as transformers reads it: tensors renamed and joined.
 
     They are all read. None if some tensor is missing or unknown to it, too.
     """
@@ -65,7 +65,7 @@ def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
 
 
 def make_inputs(model: nn.Module, shape: Sequence[int] | None) -> dict[str, torch.Tensor] | None:
-    """Make the inputs of a model that reads tokens, by name; None if it is not known to be one.
+    """Make the inputs of a model that reads tokens, by name; None if it is not known.
 
     Args:
         shape: of one input, without the batch. For an encoder and a decoder it is the encoder's.

@@ -1,4 +1,4 @@
-"""The configuration of a narrow model: the values from which its class makes exactly this model.
+"""The configuration of a narrow model: values from which its class makes it.
 
 The class is the judge. Candidates are numbers of the configuration that are sizes of axes that shrink; they hold if the
 model made from them has the narrow model's tensors, runs every operation as predicted, and computes the same buffers.
@@ -40,7 +40,7 @@ _STARTS = 3  # other guesses from which they are looked for
 
 
 class _Score(NamedTuple):
-    """The distance of a model made from a configuration to the narrow one; zeros are equality.
+    """The distance of a model made from a configuration to the narrow one; 0 is equal.
 
     What is not known before the rest is right is infinite.
 
@@ -75,7 +75,7 @@ class _Made(NamedTuple):
 
 
 def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
-    """Return edits after which a narrow model's configuration says its widths, or none and why it cannot say them.
+    """Return edits that put a narrow model's widths in its configuration, or a reason.
 
     Of a configuration that did not describe the full model either, that is logged.
 
@@ -134,7 +134,7 @@ class _Search:
         self.sizes = sizes
 
     def best(self) -> _Made:
-        """Return the best values found from all counts that change somewhere, or else from those that nowhere stay."""
+        """Return the best values from counts that change somewhere, or change everywhere."""
         counts = self.sizes.counts
         sure = {size: news for size, news in counts.items() if size not in news}
         attempt = self.find(counts)
@@ -144,7 +144,7 @@ class _Search:
         return attempt
 
     def find(self, counts: Sizes) -> _Made:
-        """Return the best values that were found when numbers of heads and groups become these in the beginning."""
+        """Return the best values where numbers of heads and groups start as these."""
         start = self.judge(self.config, self.full)
         guess = dict(guess_values(self.config, self.sizes.widths, counts))
         attempt = self.make(guess)
@@ -167,7 +167,7 @@ class _Search:
         return best
 
     def improve(self, guess: dict[Fields, Any], attempt: _Made | None, best: _Made) -> _Made:
-        """Return the best values that are found from a guess by changing one after the other.
+        """Return the best values found from a guess by changing one after the other.
 
         Args:
             guess, attempt: the guess, and what the class makes of it.
@@ -211,7 +211,7 @@ class _Search:
         )
 
     def make(self, values: Mapping[Fields, Any]) -> _Made | None:
-        """Return what the class makes of the configuration with other values; None if it refuses them."""
+        """Return the class's model for other values; None if it refuses them."""
         self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
@@ -287,7 +287,7 @@ _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
 def guess_values(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
-    """Yield numbers whose names say that they are widths or count heads, and that become one other number.
+    """Yield numbers, by name widths or counts of heads, that become one other number.
 
     >>> from types import SimpleNamespace
     >>> list(guess_values(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))

@@ -1,4 +1,4 @@
-"""Other vocabularies: some of the tokens are kept, or new ones are added; each is a plan."""
+"""Other vocabularies: keep some tokens, or add new ones; each is a plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -33,7 +33,7 @@ class Resized(NamedTuple):
 def keep(
     model: nn.Module, tokens: Iterable[int], *, tokenizer: Any = None, modules: Sequence[str] | None = None
 ) -> Resized:
-    """Keep some of a model's tokens: their rows of the embedding, the head and its bias.
+    """Keep some of a model's tokens: their rows of the embedding, head and bias.
 
     The tokens keep their order: the smallest number that is kept becomes 0. The logits of the tokens that are kept
     equal the full model's. Numbers of special tokens (`pad_token_id`, `padding_idx`) in modules and configurations
@@ -156,7 +156,7 @@ def _numbers(tokens: Any, size: int) -> list[int]:
 
 
 def _renumber(model: nn.Module, tables: Tables, numbers: Sequence[int]) -> Plan:
-    """Return the plan of the same model that knows special tokens by their new numbers."""
+    """Return the plan of the same model with new numbers of special tokens."""
     values = state(model)
     entries = {name: (Source(name, (None,) * tensor.ndim),) for name, tensor in values.items()}
     dtypes = {name: tensor.dtype for name, tensor in values.items()}

@@ -1,4 +1,4 @@
-"""Find the tables of a model with a row for each token, and the numbers by which it knows tokens."""
+"""Find a model's tables with a row for each token, and numbers of special tokens."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
-    """Find the embeddings of tokens, the heads that give one number for each token, and their biases."""
+    """Find the embeddings of tokens, the heads over tokens, and their biases."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"a vocabulary is that of a module, got a {type(model).__name__}", code="argument")
     if isinstance(modules, str):
@@ -76,7 +76,7 @@ def _list_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _by_library(model: nn.Module, method: str) -> nn.Module | None:
-    """Return what a model's own method says its embedding or head is, as models of transformers do."""
+    """Return a model's own embedding or head, by its method, as in transformers."""
     for module in model.modules():
         say = getattr(module, method, None)
         if callable(say):
@@ -151,7 +151,7 @@ def size_edits(model: nn.Module, tables: Tables, new: int) -> list[Edit]:
 
 
 def number_edits(model: nn.Module, tables: Tables, numbers: Sequence[int]) -> list[Edit]:
-    """Return edits that give tokens their new numbers, in modules and in the configurations that they hold.
+    """Return edits that give tokens new numbers in modules and their configurations.
 
     SurgeryError for a special token that is not kept.
     """

@@ -1,4 +1,4 @@
-"""Tokenizers with fewer or more tokens: their own file format, read and written by the library `tokenizers`."""
+"""Tokenizers with fewer or more tokens, in the file format of `tokenizers`."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ _MODELS = ("WordLevel", "WordPiece", "Unigram", "BPE")
 def needed(
     tokenizer: Any, texts: Iterable[str] = (), *, tokens: Iterable[int] = (), characters: bool = True
 ) -> list[int]:
-    """Return the numbers of the tokens that a tokenizer needs for texts, ascending, for `surgery.vocabulary.keep`.
+    """Return the numbers of tokens that a tokenizer needs for texts, ascending.
 
     These are the tokens of the texts, all special ones, and for BPE the tokens from which these are merged.
 
@@ -62,7 +62,7 @@ def needed(
 
 
 def reduced(tokenizer: Any, numbers: Sequence[int]) -> Any:
-    """Return a tokenizer of some of the tokens, by their new numbers; SurgeryError for what it cannot be without."""
+    """Return a tokenizer of some tokens, renumbered; SurgeryError for missing ones."""
     _, data = _read(tokenizer)
     new = {old: place for place, old in enumerate(numbers)}
     model = data["model"]
@@ -153,7 +153,7 @@ def _bare(token: str, prefix: str, suffix: str) -> str:
 
 
 def _special(part: Any) -> list[tuple[Any, str | int]]:
-    """Return (what holds them, the key) of the numbers of tokens that a post-processor puts around texts."""
+    """Return (holder, key) of the numbers of tokens that a post-processor adds."""
     if not isinstance(part, Mapping):
         return []
     places = [place for inner in part.get("processors", ()) for place in _special(inner)]
