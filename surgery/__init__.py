@@ -33,7 +33,7 @@ from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.rules import register_rule as register_rule
 
-if _TYPE_CHECKING:  # who checks types sees the rooms, which are imported when they are first used
+if _TYPE_CHECKING:  # a type checker sees the packages, which are imported when they are first used
     from surgery import adapters as adapters
     from surgery import experts as experts
     from surgery import libraries as libraries
@@ -62,7 +62,7 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> _Any:
-    """Import an operation's room when it is first used: `surgery.pruning.prune`."""
+    """Import an operation's package when it is first used: `surgery.pruning.prune`."""
     if name in _ROOMS:
         return _import_module(f"surgery.{name}")
     rooms = () if name.startswith("_") else _ROOMS  # Python and its tools ask for many

@@ -1,4 +1,4 @@
-"""Operate on models and checkpoints: `python -m surgery COMMAND`; without a command it lists them."""
+"""Operate on models and checkpoints: `python -m surgery`; alone it lists commands."""
 
 import difflib
 import inspect
@@ -38,7 +38,7 @@ examples:
 
 
 def spell_command(text: str) -> str:
-    """Return a text in which this command is called in the way in which the user called it."""
+    """Return a text in which this command is called as the user called it."""
     return (
         text.replace("python -m surgery", "layer-surgery surgery")
         if Path(sys.argv[0]).stem == "layer-surgery"
@@ -85,7 +85,7 @@ def _postpone(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
 
 
 def lay_out(page: str) -> str:
-    """Lay a page of tyro's out as those of the other commands: a colon behind each heading instead of a line below it.
+    """Lay out a page of tyro as other commands' pages, with a colon behind headings.
 
     >>> print(lay_out(" options\\n ------- \\n  --seed INT"))
     options:
@@ -101,7 +101,7 @@ def lay_out(page: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the command's exit code, or 2 if the command cannot run."""
+    """Run the command line; return the command's exit code, or 2 if it cannot run."""
     name, *arguments = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written

@@ -21,7 +21,7 @@ _SHORTER = {
 
 
 def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: Any) -> Any:
-    """Parse a command line as the arguments of a class or function, which is called with them.
+    """Parse a command line as the arguments of a class or function, and call it.
 
     Nothing else that is called may print errors.
 
@@ -39,7 +39,7 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
 
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"  # tyro says each thing on a line
     try:
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(StringIO()) as stream:
             return tyro.cli(kind, args=argv, prog=prog, **options)
     except SystemExit as ended:
         if not ended.code:
@@ -58,11 +58,11 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
             near = get_close_matches(flag, sorted(flags), n=1)
             way_out = f"did you mean --{near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise SurgeryError(f"unknown flag --{flag}: {way_out}", code="argument")
-    raise SurgeryError(f"{_core(said.getvalue())}: see `{prog} --help`", code="argument")
+    raise SurgeryError(f"{_core(stream.getvalue())}: see `{prog} --help`", code="argument")
 
 
 def _core(box: str) -> str:
-    """Return what one of tyro's boxes says, in a line: its first part, and the written form of a flag."""
+    """Return the text of one of tyro's boxes in a line: its first part and the flag."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", box).replace("│", " ").splitlines()  # without colours
     if len(plain) < 3:
         return " ".join(plain).strip()

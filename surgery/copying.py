@@ -17,7 +17,7 @@ from surgery.names import named_modules
 
 
 def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a deep copy that shares the tensors of its state and what is given by id; and these tensors by id."""
+    """Return a deep copy that shares its state's and given tensors, with their ids."""
     tensors = {
         id(tensor): tensor
         for _, module in named_modules(model)
@@ -28,7 +28,7 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors among a module's attributes that are neither parameters nor buffers."""
+    """Return a module's tensors in attributes that are neither parameters nor buffers."""
     held = vars(module)
     if _SIMPLE.issuperset(map(type, held.values())):
         return {}
@@ -36,7 +36,7 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
-    """Return a deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied.
+    """Return a deep copy of a module that shares nothing; SurgeryError if it fails.
 
     What is given by id of an object takes its place in the copy.
     """
@@ -63,15 +63,15 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
+    """Raise SurgeryError for a model that is, or holds, a scripted module."""
     for name, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
-            what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module before that", code="unsupported")
+            part = f"module {name!r}" if name else "the model"
+            raise SurgeryError(f"{part} is scripted (torch.jit): give the plain module before that", code="unsupported")
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
+    """Raise SurgeryError for a model that is, or holds, a result of torch.compile."""
     for name, module in named_modules(model):
         if "_orig_mod" in module._modules:
             original = f"{name}._orig_mod"
@@ -84,34 +84,34 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def _refuse_closures(modules: list[nn.Module]) -> None:
-    """SurgeryError where a function of a module, which deepcopy keeps, holds modules of the model it was made for."""
+    """Raise SurgeryError for functions of modules that hold modules, as closures do."""
     inside: set[int] = set()
     for module in modules:
-        mine = vars(module)
-        if _SIMPLE.issuperset(map(type, mine.values())) and not any(map(mine.get, _HOOKS)):
+        attributes = vars(module)
+        if _SIMPLE.issuperset(map(type, attributes.values())) and not any(map(attributes.get, _HOOKS)):
             continue
-        own = [
+        functions = [
             (f"{name} was replaced by", value)
-            for name, value in mine.items()
+            for name, value in attributes.items()
             if isinstance(value, FunctionType) and name != _COMPILED
         ]
-        own += [
+        functions += [
             (f"{name[1:-1]} is", hook)
             for name in _HOOKS
-            for hook in mine.get(name, {}).values()
+            for hook in attributes.get(name, {}).values()
             if isinstance(hook, FunctionType)
         ]
-        for what, value in own:
+        for change, value in functions:
             inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _find_held(value)):
                 raise SurgeryError(
-                    f"{type(module).__name__}: its {what} a function that holds modules: give types.MethodType",
+                    f"{type(module).__name__}: its {change} a function that holds modules: give types.MethodType",
                     code="unsupported",
                 )
 
 
 def _find_held(function: FunctionType, depth: int = 3) -> Iterator[Any]:
-    """Yield what a function takes from around it; of methods the object that they belong to."""
+    """Yield what a function takes from around it; for methods their object."""
     try:
         around = inspect.getclosurevars(function)
     except ValueError:  # a variable around it has no value yet
@@ -131,12 +131,12 @@ def _find_cached(module: nn.Module) -> list[Tensor]:
 
 
 def _drops_caches(kind: type[nn.Module]) -> bool:
-    """Return whether a class, other than torch's own, says what else there is to do when it is moved."""
+    """Return whether a class, other than torch's own, reacts when it is moved."""
     return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """`copy.deepcopy`, which would spend nearly all of its time on the plain and the empty attributes of modules."""
+    """Copy as `copy.deepcopy`, but fast for modules' plain and empty attributes."""
     kind: Any = type(module)
     if id(module) in memo or not _is_copied_plainly(kind):
         return copy.deepcopy(module, memo)
@@ -188,7 +188,7 @@ _PLAIN = {  # by name of what a class may say about copies of its instances, wha
 
 
 def like(value: Tensor, tensor: Tensor) -> Tensor:
-    """Return the value without its history, as a parameter like the tensor if that is one."""
+    """Return the value without history, as a parameter if the tensor is one."""
     value = value.detach()
     if isinstance(tensor, nn.Parameter):
         value = nn.Parameter(value, requires_grad=tensor.requires_grad)
@@ -198,7 +198,7 @@ def like(value: Tensor, tensor: Tensor) -> Tensor:
 
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
     """Replace the original tensors (by id) by new ones wherever they are registered."""
-    made: dict[int, Tensor] = {}
+    new_tensors: dict[int, Tensor] = {}
     modules = [module for _, module in named_modules(model)]
     for module in modules:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
@@ -207,17 +207,17 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                 key = id(tensor)
                 if tensor is None or key not in originals or key not in values:
                     continue
-                if key not in made:
-                    made[key] = like(values[key], tensor)
-                registry[name] = made[key]
+                if key not in new_tensors:
+                    new_tensors[key] = like(values[key], tensor)
+                registry[name] = new_tensors[key]
     for module in modules:
         for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
-            if isinstance(held, list) and any(id(item) in made for item in held):
-                vars(module)[attribute] = [made.get(id(item), item) for item in held]
+            if isinstance(held, list) and any(id(item) in new_tensors for item in held):
+                vars(module)[attribute] = [new_tensors.get(id(item), item) for item in held]
 
 
 def renew_computed(model: nn.Module) -> None:
-    """Compute the weights that torch's pruning and its old weight_norm compute before each pass from other tensors."""
+    """Compute weights that torch's pruning and old weight_norm derive before a pass."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values() if module._forward_pre_hooks else ():
             if hasattr(hook, "apply_mask") or isinstance(hook, WeightNorm):

@@ -17,7 +17,7 @@ Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
 
 class Layer(NamedTuple):
-    """A piece of a network: the name of its module, its kind, and the state names of the tensors that it owns."""
+    """A piece of a network: its module's name, its kind, and its tensors' state names."""
 
     name: str
     kind: str
@@ -25,7 +25,7 @@ class Layer(NamedTuple):
 
 
 def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
-    """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
+    """Decompose a model into layers that together hold every tensor of its state once.
 
     Args:
         model: any module, or a state. A state's layers are the modules in its names, all of the kind "Part".
@@ -75,42 +75,42 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
         raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'", code="unsupported")
     modules = dict(model.named_modules())
     pieces: dict[str, list[str]] = {}
-    for name, _, own in owners(model):
+    for name, _, own_tensors in owners(model):
         name = _find_parametrized(name, modules)
-        pieces.setdefault(next((block for block in blocks if is_inside(name, block)), name), []).extend(own)
+        pieces.setdefault(next((block for block in blocks if is_inside(name, block)), name), []).extend(own_tensors)
     return [Layer(name, type(modules[name]).__name__, tuple(names)) for name, names in pieces.items()]
 
 
-def check_segments(segments: Sequence[Sequence[str]], what: str = "segments") -> list[tuple[str, ...]]:
-    """Return groups of names of tensors as tuples; SurgeryError for anything else, which `what` names.
+def check_segments(segments: Sequence[Sequence[str]], label: str = "segments") -> list[tuple[str, ...]]:
+    """Return groups of tensor names as tuples; SurgeryError for others names `label`.
 
     >>> check_segments([["a.weight", "a.bias"]])
     [('a.weight', 'a.bias')]
     """
     listed = isinstance(segments, list | tuple)
     if listed and any(isinstance(segment, Layer) for segment in segments):
-        raise SurgeryError(f"{what} are names, not layers: call surgery.segments(layers) first", code="argument")
+        raise SurgeryError(f"{label} are names, not layers: call surgery.segments(layers) first", code="argument")
     if not listed or not all(
         isinstance(segment, list | tuple) and all(isinstance(name, str) for name in segment) for segment in segments
     ):
-        raise SurgeryError(f"{what} are groups of tensors' names, see surgery.segments(layers)", code="argument")
+        raise SurgeryError(f"{label} are groups of tensors' names, see surgery.segments(layers)", code="argument")
     return [tuple(segment) for segment in segments]
 
 
 def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
-    """Return the rank of each tensor's first use in a forward pass, by its name; unused tensors are left out."""
+    """Return each used tensor's rank of first use in a forward pass, by its name."""
 
-    def watch(copy: nn.Module, given: Any) -> dict[str, int]:
+    def watch(copy: nn.Module, inputs: Any) -> dict[str, int]:
         mode = Uses(names_by_id(copy))
         with in_mode(copy, training=False), mode:
-            call(copy, given)
+            call(copy, inputs)
         return mode.order
 
     return observe(model, example, watch).found
 
 
 def _find_parametrized(name: str, modules: dict[str, nn.Module]) -> str:
-    """Return the module that a parametrization is for; other modules' names are returned as they are."""
+    """Return the module that a parametrization is for; other modules' names unchanged."""
     parts = name.split(".")
     if "parametrizations" in parts:
         owner = ".".join(parts[: parts.index("parametrizations")])

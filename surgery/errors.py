@@ -15,7 +15,7 @@ Code = Literal[
     "unsupported",  # a kind of model, layer, tensor or file that this package does not handle
     "missing",  # a library that is needed is not installed
     "run",  # the model, or a function that was given, fails or computes something else when it is called
-    "width",  # a width cannot change as asked: it stays whole, or the order of its positions matters
+    "width",  # a width cannot change as asked: it keeps its size, or the order of its positions matters
     "depth",  # a section cannot have this depth, or the model does not run with it
     "target",  # a size cannot be reached
     "strict",  # under `strict`: a number, a configuration or an unused tensor would not follow the widths
@@ -23,11 +23,11 @@ Code = Literal[
     "plan",  # a plan is damaged, of another model, or does more than is possible there
     "file",  # a file cannot be read or written, holds something else, or is there already
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""The kind of thing that went wrong, for code that continues in different ways."""
 
 
 class SurgeryError(ValueError):
-    """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out.
+    """An operation that is not possible; the message names the cause and the way out.
 
     Attributes:
         code: the kind of error, one of `surgery.errors.Code`. Messages may change, codes do not.
@@ -49,12 +49,14 @@ class SurgeryError(ValueError):
 
 
 class InternalError(RuntimeError):
-    """A mistake in this package, not in what it was given: a rule for an operation is wrong, say."""
+    """A mistake in this package, such as a wrong rule for an operation."""
 
 
 @contextmanager
-def explain(what: str, hint: str = "") -> Iterator[None]:
-    """Whatever somebody's code raises here becomes a SurgeryError of code `run` that says `what` failed; ours pass.
+def explain(task: str, hint: str = "") -> Iterator[None]:
+    """Turn errors of foreign code into a SurgeryError of code `run` that names a task.
+
+    SurgeryErrors pass unchanged.
 
     >>> with explain("loss(model, batch) fails", "; give floats"): raise TypeError("int")
     Traceback (most recent call last):
@@ -66,12 +68,12 @@ def explain(what: str, hint: str = "") -> Iterator[None]:
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
-        raise SurgeryError(f"{what}: {first_line(error)}{hint}", code="run") from error
+        raise SurgeryError(f"{task}: {first_line(error)}{hint}", code="run") from error
 
 
 @contextmanager
-def about(what: str) -> Iterator[None]:
-    """Begin a SurgeryError that is raised here with what it is about; it keeps its code.
+def about(subject: str) -> Iterator[None]:
+    """Begin a SurgeryError from this block with its subject; its code stays.
 
     >>> with about("plan.json"): raise SurgeryError("no plan", code="plan")
     Traceback (most recent call last):
@@ -81,11 +83,11 @@ def about(what: str) -> Iterator[None]:
     try:
         yield
     except SurgeryError as error:
-        raise SurgeryError(f"{what}: {error}", code=error.code) from None
+        raise SurgeryError(f"{subject}: {error}", code=error.code) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether there was no memory left, of the processor's or of a GPU's, for which torch has several errors.
+    """Return whether memory ran out, on the CPU or a GPU; torch has several errors.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError())
     (True, False)
@@ -97,7 +99,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type's name (the first two, if the first ends in a colon).
+    """Return an error's first line (two if it ends in a colon), or its type's name.
 
     >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError()), first_line(KeyError(3))
     ('no', 'KeyError', 'no key 3')

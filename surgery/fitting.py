@@ -1,4 +1,4 @@
-"""Checkpoints of other heads, sizes and prefixes: what of a state fits into a model."""
+"""Checkpoints of other heads, sizes and prefixes: what fits into a model."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
@@ -9,12 +9,12 @@ from surgery.errors import SurgeryError
 from surgery.names import join, outwards
 
 How = Literal["whole", "corner"]
-_FEW = 10  # of which a smaller share fits by chance, as the norms of any two networks may
+_FEW = 10  # a share smaller than 1 / 10 fits by chance, as the norms of any two networks may
 _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
 
 
 class Fit(NamedTuple):
-    """The tensors that `surgery.load(model, state, fit=...)` has taken, cut and left; it prints as a table.
+    """Tensors that `surgery.load(..., fit=...)` took, cut and left; prints as a table.
 
     Attributes:
         taken: the names of the model's tensors that were taken whole, each with its name in the state.
@@ -47,8 +47,8 @@ class Fit(NamedTuple):
             ways = [f"without '{off}.'"] * bool(off) + [f"with '{on}.' before them"] * bool(on)
             lines.append(f"names of the state {' and '.join(ways)}")
         rows = [
-            (name, f"{list(there)} in the state, {list(here)} here: {[*map(min, there, here)]} taken")
-            for name, (_, there, here) in self.cut.items()
+            (name, f"{list(shape)} in the state, {list(own_shape)} here: {[*map(min, shape, own_shape)]} taken")
+            for name, (_, shape, own_shape) in self.cut.items()
         ]
         rows += [(name, f"left: {why}") for name, why in self.left.items()]
         rows += [(name, f"not used: {why}") for name, why in self.unused.items()]
@@ -57,75 +57,75 @@ class Fit(NamedTuple):
 
 
 def find_packed(model: nn.Module) -> dict[str, int]:
-    """Return the tensors whose rows are several parts, gates or queries, keys and values, and how many parts.
+    """Return tensors whose rows are several parts (gates, or q, k and v), with counts.
 
     >>> find_packed(nn.MultiheadAttention(4, 2))
     {'in_proj_weight': 3, 'in_proj_bias': 3}
     """
-    found = {}
+    counts = {}
     for place, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and (parts := {"LSTM": 4, "GRU": 3}.get(module.mode)):
-            found |= {join(place, name): parts for name, _ in module.named_parameters() if "_hr" not in name}
+            counts |= {join(place, name): parts for name, _ in module.named_parameters() if "_hr" not in name}
         elif isinstance(module, nn.MultiheadAttention):
-            found |= {join(place, name): 3 for name, _ in module.named_parameters() if name.startswith("in_proj")}
-    return found
+            counts |= {join(place, name): 3 for name, _ in module.named_parameters() if name.startswith("in_proj")}
+    return counts
 
 
 def fit_state(
-    own: Mapping[str, Tensor],
+    own_state: Mapping[str, Tensor],
     ties: Mapping[str, str],
-    given: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
     how: How,
     parts: Mapping[str, int],
 ) -> Fit:
     """Return what of a state goes into a model; nothing is written.
 
     Args:
-        own, given: the state of the model, and the state that is loaded, with or without data.
+        own_state, loaded: the state of the model, and the state that is loaded, with or without data.
         ties: every name that the model has for a tensor of its state, and the name there.
         how: as `fit` of `surgery.load`.
         parts: as `find_packed` of the model.
     """
     if how not in get_args(How):
         raise SurgeryError(f"unknown fit={how!r}: choose {' or '.join(get_args(How))}", code="argument")
-    pairs, prefixes = _align({name: own[first] for name, first in ties.items()}, given)
-    source = {there: here for here, there in pairs}
-    source |= {name: name for name in ties if name in given and name not in source and (name, name) not in pairs}
+    pairs, prefixes = _align({name: own_state[first] for name, first in ties.items()}, loaded)
+    source = {name: origin for origin, name in pairs}
+    source |= {name: name for name in ties if name in loaded and name not in source and (name, name) not in pairs}
     taken, cut, left, used = {}, {}, {}, {}
-    for name, tensor in own.items():
+    for name, tensor in own_state.items():
         names = [name, *(alias for alias, first in ties.items() if first == name != alias)]
-        found = next((source[one] for one in names if one in source), None)
-        used |= {source[one]: f"one tensor with {found!r} here" for one in names if one in source}
-        if found is None:
+        source_name = next((source[alias] for alias in names if alias in source), None)
+        used |= {source[alias]: f"one tensor with {source_name!r} here" for alias in names if alias in source}
+        if source_name is None:
             left[name] = "the state has none of this name"
             continue
-        here, there = tuple(tensor.shape), tuple(given[found].shape)
-        why = f"{list(there)} in the state, {list(here)} here"
-        if here == there:
-            taken[name] = found
-        elif how == "whole" or len(here) != len(there):
-            left[name] = used[found] = why
+        shape, loaded_shape = tuple(tensor.shape), tuple(loaded[source_name].shape)
+        why = f"{list(loaded_shape)} in the state, {list(shape)} here"
+        if shape == loaded_shape:
+            taken[name] = source_name
+        elif how == "whole" or len(shape) != len(loaded_shape):
+            left[name] = used[source_name] = why
         elif not tensor.is_floating_point() and not tensor.is_complex():
-            left[name] = used[found] = f"{why}, and a corner of whole numbers (an index, a mask) has no meaning"
-        elif name in parts and here[0] != there[0]:
-            left[name] = used[found] = f"{why}, and a corner would mix the {parts[name]} parts that its rows are"
+            left[name] = used[source_name] = f"{why}, and a corner of whole numbers (an index, a mask) has no meaning"
+        elif name in parts and shape[0] != loaded_shape[0]:
+            left[name] = used[source_name] = f"{why}, and a corner would mix the {parts[name]} parts that its rows are"
         else:
-            cut[name] = found, there, here
+            cut[name] = source_name, loaded_shape, shape
     fits = [*taken, *cut]
-    if not fits or _FEW * len(fits) < min(len(own), len(given)):
+    if not fits or _FEW * len(fits) < min(len(own_state), len(loaded)):
         raise SurgeryError(
-            f"{len(fits)} of the model's {len(own)} tensors fit any of the state's {len(given)}"
+            f"{len(fits)} of the model's {len(own_state)} tensors fit any of the state's {len(loaded)}"
             f"{': ' * bool(fits)}{', '.join(map(repr, fits[:3]))}. It is the state of another model; if these few are "
             "meant, give a state with them alone",
             code="mismatch",
         )
-    goes = {*taken.values(), *(one for one, _, _ in cut.values())}
-    unused = {name: used.get(name, "the model has none of this name") for name in given if name not in goes}
+    goes = {*taken.values(), *(origin for origin, _, _ in cut.values())}
+    unused = {name: used.get(name, "the model has none of this name") for name in loaded if name not in goes}
     return Fit(taken, cut, left, unused, prefixes)
 
 
-def _align(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
-    """Return the pairs of names that agree best once a prefix is taken off or put on, and the two prefixes.
+def _align(own_state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
+    """Return the best pairs of names once prefixes change, and the two prefixes.
 
     A prefix for another one is taken only where it is one of all names, whole layers agree behind it, and half of the
     smaller of both agrees. Of several ways that agree equally well none is taken, unless one is to leave the names as
@@ -135,27 +135,29 @@ def _align(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pai
     >>> _align({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
     ({('module.fc.bias', 'fc.bias')}, ('module', ''))
     """
-    found: dict[tuple[str, str], _Pairs] = {("", ""): {(name, name) for name in own.keys() & given.keys()}}
-    for off in _common(given):
-        for name in own:
+    options: dict[tuple[str, str], _Pairs] = {("", ""): {(name, name) for name in own_state.keys() & loaded.keys()}}
+    for off in _common(loaded):
+        for name in own_state:
             for on, rest in _splits(name):
-                if join(off, rest) in given and ("." in rest or not (on and off)):
-                    found.setdefault((off, on), set()).add((join(off, rest), name))
-    for on in _common(own):
-        for name in given:
+                if join(off, rest) in loaded and ("." in rest or not (on and off)):
+                    options.setdefault((off, on), set()).add((join(off, rest), name))
+    for on in _common(own_state):
+        for name in loaded:
             for off, rest in _splits(name):
-                if join(on, rest) in own and ("." in rest or not (on and off)):
-                    found.setdefault((off, on), set()).add((name, join(on, rest)))
+                if join(on, rest) in own_state and ("." in rest or not (on and off)):
+                    options.setdefault((off, on), set()).add((name, join(on, rest)))
 
     def score(pairs: _Pairs) -> tuple[int, int]:
-        shapes = [(given[there].shape, own[here].shape) for there, here in pairs]
+        shapes = [(loaded[loaded_name].shape, own_state[own_name].shape) for loaded_name, own_name in pairs]
         return sum(a == b for a, b in shapes), sum(len(a) == len(b) for a, b in shapes)
 
-    ranked = sorted(found, key=lambda way: (*(-n for n in score(found[way])), way != ("", ""), len("".join(way))))
+    ranked = sorted(options, key=lambda way: (*(-n for n in score(options[way])), way != ("", ""), len("".join(way))))
     best = ranked[0]
-    if 2 * score(found[best])[1] < min(len(own), len(given)):  # a layer or two that happen to agree
+    if 2 * score(options[best])[1] < min(len(own_state), len(loaded)):  # a layer or two that happen to agree
         best = ("", "")
-    others = [way for way in ranked[1:] if score(found[way]) == score(found[best]) and found[way] != found[best]]
+    others = [
+        way for way in ranked[1:] if score(options[way]) == score(options[best]) and options[way] != options[best]
+    ]
     if others and best != ("", ""):
         ways = " or ".join(f"{off or 'nothing'!r} for {on or 'nothing'!r}" for off, on in (best, *others[:2]))
         raise SurgeryError(
@@ -163,7 +165,7 @@ def _align(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pai
             "the names that the model has",
             code="ambiguous",
         )
-    return found[best], best
+    return options[best], best
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
@@ -179,4 +181,4 @@ def _common(names: Collection[str]) -> list[str]:
     ['a.b', 'a', '']
     """
     first, *_ = names or [""]
-    return [one for one in outwards(first.rpartition(".")[0]) if all(n.startswith(one and f"{one}.") for n in names)]
+    return [p for p in outwards(first.rpartition(".")[0]) if all(n.startswith(p and f"{p}.") for n in names)]

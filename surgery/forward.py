@@ -1,4 +1,4 @@
-"""Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
+"""Run a user's model to watch it: a copy, on the meta device if possible."""
 
 import gc
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
+    """Yield ((module name, attribute), tensor) of all tensors, tied ones repeated."""
     for name, module in named_modules(model, tied=True):
         for attribute, tensor in (
             *module._parameters.items(),
@@ -35,7 +35,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and mappings, and in the fields of dataclasses in them.
+    """Return the tensors in nested lists, tuples, mappings and dataclasses' fields.
 
     >>> [tensor.item() for tensor in tensors_in({"a": [torch.tensor(1)], "b": (torch.tensor(2), None)})]
     [1, 2]
@@ -53,15 +53,15 @@ def tensors_in(tree: Any) -> list[Tensor]:
             elif kind not in _LEAVES and not (kind is list and _LEAVES.issuperset(map(type, part))):
                 held += tensors_in(part)
         return held
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif isinstance(leaf, Mapping):  # one that torch does not look into, such as a UserDict
-            found += tensors_in(dict(leaf))
+            tensors += tensors_in(dict(leaf))
         elif hasattr(leaf, "__dataclass_fields__"):
-            found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
-    return found
+            tensors += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
+    return tensors
 
 
 _LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most of what calls take besides tensors
@@ -69,7 +69,7 @@ _LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most
 
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[str]]:
-    """Yield a stack with the names of the modules that are running; the outermost is ""."""
+    """Yield a stack of the running modules' names; the outermost is ""."""
     stack, key = [""], object()  # without torch's handles: each is several objects
     hooks: list[dict[Any, Any]] = []
 
@@ -113,7 +113,7 @@ class Uses(Watch):
 
 
 class _Unfused:
-    """While several threads are inside, torch's fused attention is off; the last to leave puts the switch back."""
+    """A switch of torch's fused attention: off while any thread is inside."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._before = threading.Lock(), 0, True
@@ -137,14 +137,14 @@ _UNFUSED = _Unfused()
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterator[None]:
-    """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
+    """Run in training or evaluation mode without gradients, and restore all flags.
 
     Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation. In
-    training mode batch norms and dropout evaluate all the same: the axes are those of training, which refuses a single
+    training mode batch norms and dropout evaluate all the same: the axes are as in training, which refuses a single
     value a channel. Random numbers are the same in every pass, and other code's generators do not change.
 
     Args:
-        own_draws: False where the body also takes batches of the caller's, who may draw them.
+        own_draws: False where the body also takes batches of the caller's, who may sample them.
     """
     flags = {module: module.training for _, module in named_modules(model)}
     if any(type(module).train is not nn.Module.train for module in flags):
@@ -164,7 +164,7 @@ def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterato
 
 
 def _set_training(module: nn.Module, flag: bool) -> None:
-    """Set a flag past the module, which takes many times as long; scripted ones keep theirs elsewhere."""
+    """Set a flag past the slow `__setattr__`; scripted modules keep theirs elsewhere."""
     if "training" in vars(module):
         vars(module)["training"] = flag
     else:
@@ -188,7 +188,7 @@ def pause_collector() -> Iterator[None]:
 
 @contextmanager
 def _fix_generators() -> Iterator[None]:
-    """Fix the generators of torch, NumPy and Python in the block, and restore them afterwards.
+    """Fix the generators of torch, NumPy and Python in the block, then restore them.
 
     torch's start from a state that no seed has, so that a seed set by the code shows.
     """
@@ -207,20 +207,20 @@ def _fix_generators() -> Iterator[None]:
 
 
 def check_runs(model: Any, example: Any, who: str) -> None:
-    """Raise SurgeryError, which names the function `who`, unless it gets a module and an input to run it on."""
+    """Raise SurgeryError that names `who` unless it gets a module and an input."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}", code="argument")
     if example is None:
         raise SurgeryError(f"{who} runs one forward pass: give an input as `example`", code="argument")
 
 
-def as_batches(batches: Iterable[Any], what: str) -> list[Any]:
+def as_batches(batches: Iterable[Any], argument: str) -> list[Any]:
     """Return batches as a list; SurgeryError if there are none, or for one batch."""
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise SurgeryError(f"batches is a list or another iterable, got {type(batches).__name__}", code="argument")
     batches = list(batches)
     if not batches:
-        raise SurgeryError(f"{what!r} needs `batches`, at least one", code="argument")
+        raise SurgeryError(f"{argument!r} needs `batches`, at least one", code="argument")
     return batches
 
 
@@ -231,7 +231,7 @@ def call(model: nn.Module, example: Any) -> Any:
 
 
 def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """Return what a model is called with for an example: its positional arguments and its keyword arguments.
+    """Return a model's positional and keyword arguments for an example.
 
     A tuple holds positional arguments. A mapping (a dict, a tokenizer's BatchEncoding) holds keyword arguments.
     Anything else is the one argument: a tensor, or a list where the model takes a list, as torchvision's detectors do.
@@ -245,14 +245,14 @@ def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def copy_tensors(example: Any) -> Any:
-    """Return the example with copies of its tensors, for models that write into their input."""
+    """Return the example with copies of its tensors: models may write into them."""
     if isinstance(example, Mapping):
         example = dict(example)
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
 def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
-    """Return a dtype in the precision of another one: complex numbers stay complex, integers as they are.
+    """Return a dtype in another's precision; complex stays complex, integers stay.
 
     >>> in_precision(torch.complex64, torch.float64), in_precision(torch.int8, torch.float64)
     (torch.complex128, torch.int8)
@@ -263,7 +263,7 @@ def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
 
 
 def vary(example: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return the example, in this precision if one is given, with random numbers where all of them are equal.
+    """Return the example in a precision, with random numbers where all are equal.
 
     >>> tree = vary((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
     >>> tree[0].unique().numel(), tree[1].tolist()
@@ -301,7 +301,7 @@ class Observed(NamedTuple, Generic[T]):
 
 
 def observe(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T], hint: str = "") -> Observed[T]:
-    """Let `watch` run a copy of the model on an example, if possible on the meta device, where nothing is computed.
+    """Let `watch` run a copy of the model, if possible on the meta device.
 
     Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run on their own
     device; the result holds the reason, which is also logged. A copy runs, since a forward pass may change the model.
@@ -345,7 +345,7 @@ def ghost_of(model: nn.Module) -> nn.Module:
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
-    """Return `empty_like` of a tensor on the meta device, where torch works out the strides of a copy in Python."""
+    """Return `empty_like` of a tensor on the meta device, faster than torch does."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
     if plain and tensor.is_contiguous():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

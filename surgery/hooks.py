@@ -1,4 +1,4 @@
-"""Hooks by which rooms on top of the core, which know what some models hold, follow a plan.
+"""Hooks by which packages above the core that know some models follow a plan.
 
 The core changes tensors and attributes. A follower also changes what a kind of model says of itself, such as the
 configuration that its class makes it from.
@@ -31,7 +31,7 @@ class Follower(Protocol):
     def width_edits(
         self, model: nn.Module, plan: Any, sizes: Any, difference: Difference
     ) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """Return edits after which a model of other widths says what it is; or none, and why it cannot.
+        """Return edits by which a model of other widths describes itself, or a reason.
 
         Args:
             model: the model, or a copy on the meta device.
@@ -41,24 +41,24 @@ class Follower(Protocol):
         """
 
     def depth_edits(
-        self, before: nn.Module, after: nn.Module, kept: Sequence[tuple[int, Sequence[int]]]
+        self, before: nn.Module, after: nn.Module, moves: Sequence[tuple[int, Sequence[int]]]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return edits after which a model of another depth says what it is; log a warning if none make it so.
+        """Return edits by which a model of another depth describes itself; log failure.
 
         Args:
-            kept: for each section that changes how many blocks it had, and which of them each new block is or repeats.
+            moves: for each section that changes how many blocks it had, and which of them each new block is or repeats.
         """
 
 
 def followers(model: nn.Module) -> list[Follower]:
-    """Return what else follows a plan of a model; nothing for most models, which hold tensors and numbers only.
+    """Return what else follows a model's plan; nothing for most models.
 
     >>> followers(nn.Linear(2, 2))
     []
     """
     if not any(is_settings(value) for name, value in vars(model).items() if name not in _OWN):
         return []
-    found = []
+    matches = []
     for name in FOLLOWERS:
         try:
             follower = cast(Follower, import_module(name))
@@ -72,5 +72,5 @@ def followers(model: nn.Module) -> list[Follower]:
             )
             continue
         if follower.follows(model):
-            found.append(follower)
-    return found
+            matches.append(follower)
+    return matches

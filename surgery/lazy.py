@@ -1,4 +1,4 @@
-"""Tensors that are read a piece at a time, so that a model larger than memory can be merged and written."""
+"""Tensors read piece by piece, so that models larger than memory can be merged."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,14 +32,14 @@ class Pieces:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Pieces":
-        """Return the pieces of a tensor in memory, as views where the tensor is contiguous."""
+        """Return the pieces of a tensor in memory, as views of a contiguous one."""
         tensor = tensor.detach().resolve_conj()
-        kept: list[Tensor] = []
+        flat: list[Tensor] = []
 
         def read(start: int, stop: int) -> Tensor:
-            if not kept:
-                kept.append(tensor.reshape(-1))
-            return kept[0][start:stop]
+            if not flat:
+                flat.append(tensor.reshape(-1))
+            return flat[0][start:stop]
 
         return cls(tuple(tensor.shape), tensor.dtype, read, tensor.device)
 
@@ -51,16 +51,16 @@ class Pieces:
         make: Callable[[], Tensor],
         device: torch.device = torch.device("cpu"),
     ) -> "Pieces":
-        """Return the pieces of a tensor that is made whole when one is read, and dropped after the last one."""
-        lock, kept = Lock(), []
+        """Return pieces of a tensor made whole for the first and dropped after the last."""
+        lock, cache = Lock(), []
 
         def read(start: int, stop: int) -> Tensor:
             with lock:
-                if not kept:
-                    kept.append(make().reshape(-1))
-                flat = kept[0]
+                if not cache:
+                    cache.append(make().reshape(-1))
+                flat = cache[0]
                 if stop == len(flat) and start + SLAB >= stop:
-                    kept.clear()
+                    cache.clear()
             return flat[start:stop]
 
         return cls(shape, dtype, read, device)
@@ -94,15 +94,15 @@ class LazyState(Mapping[str, Tensor]):
 
     Args:
         entries: the tensors by name.
-        what: what errors call it, such as the path of its file.
+        label: what errors call it, such as the path of its file.
 
     >>> lazy = LazyState({"w": Pieces.of(torch.ones(2))})
     >>> lazy["w"], lazy.pieces("w").shape
     (tensor([1., 1.]), (2,))
     """
 
-    def __init__(self, entries: Mapping[str, Pieces], what: str = "") -> None:
-        self._entries, self.what = dict(entries), what
+    def __init__(self, entries: Mapping[str, Pieces], label: str = "") -> None:
+        self._entries, self.label = dict(entries), label
 
     def __getitem__(self, name: str) -> Tensor:
         return self._entries[name].whole()
@@ -122,7 +122,7 @@ class LazyState(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         size = sum(pieces.nbytes for pieces in self._entries.values())
-        return f"{type(self).__name__} {self.what}".rstrip() + f": {len(self)} tensors, {size / 1e6:,.1f} MB"
+        return f"{type(self).__name__} {self.label}".rstrip() + f": {len(self)} tensors, {size / 1e6:,.1f} MB"
 
 
 def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:
@@ -136,7 +136,7 @@ def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:
-    """(start, stop) of stretches that together are 0, ..., size - 1; the default length is SLAB.
+    """Yield (start, stop) of stretches that cover 0, ..., size - 1; SLAB by default.
 
     >>> list(spans(5, 2))
     [(0, 2), (2, 4), (4, 5)]

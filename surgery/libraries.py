@@ -1,4 +1,4 @@
-"""Models of timm and torchvision by name. The libraries are imported only when a model is asked for."""
+"""Models of timm and torchvision by name; the libraries are imported when needed."""
 
 import difflib
 import importlib
@@ -39,7 +39,7 @@ def make_model(name: str, **arguments) -> nn.Module:
 
 
 def check_named(name: str) -> tuple[str, str]:
-    """(library, model) of a name; SurgeryError if there is no such model. Nothing is built.
+    """Return (library, model) of a name; SurgeryError if unknown. Nothing is built.
 
     >>> check_named("timm:resnet18")
     ('timm', 'resnet18')
@@ -62,9 +62,9 @@ def check_named(name: str) -> tuple[str, str]:
 
 
 def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
-    """Return zeros [batch, channels, height, width], or [batch, channels, frames, ...], of a model's input size.
+    """Return zeros of a model's input size, [batch, channels, ..., height, width].
 
-    The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
+    The size is from timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
     configuration of transformers names, otherwise 224 x 224.
 
     >>> example_input(make_model("torchvision:resnet18")).shape
@@ -78,7 +78,7 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
 
 
 def input_size(model: nn.Module) -> tuple[int, ...]:
-    """Return the shape of one input of a model, without the batch; see `example_input`.
+    """Return the shape of a model's input without the batch; see `example_input`.
 
     >>> input_size(make_model("torchvision:vit_b_32", image_size=64))
     (3, 64, 64)
@@ -94,13 +94,13 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
     side = getattr(config, "image_size", None) or getattr(model, "image_size", 224)
     side = 299 if type(model).__name__ == "Inception3" else side
     sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
-    if len(sides) != 2 or not all(isinstance(one, int) for one in sides):
+    if len(sides) != 2 or not all(isinstance(length, int) for length in sides):
         return (3, 224, 224)
     return (getattr(config, "num_channels", 3), *sides)
 
 
 def _choose_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the size for this model, whose `in_chans` and `img_size` may differ from the metadata's."""
+    """Return this model's size; `in_chans` and `img_size` may differ from metadata."""
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:
         size = (size[0], *image)
@@ -117,7 +117,7 @@ def _factories(library: str) -> Any:
 
 
 def _torchvision_defaults(factory: Callable[..., nn.Module], name: str) -> dict[str, bool | None]:
-    """Return arguments without which a model of torchvision downloads weights, or warns."""
+    """Return arguments that keep torchvision's models from downloading or warning."""
     downloads = "weights_backbone" in inspect.signature(factory).parameters
     backbone: dict[str, bool | None] = {"weights_backbone": None} if downloads else {}
     return backbone | ({"init_weights": True} if name in ("inception_v3", "googlenet") else {})

@@ -1,4 +1,4 @@
-"""The free memory. It is asked before much is taken, since a process that takes too much is killed without a word."""
+"""The free memory, asked for because a process that takes too much is killed."""
 
 import math
 from pathlib import Path
@@ -25,8 +25,8 @@ def free_memory() -> float | None:
         return None
     try:
         limit = int((_GROUP / "memory.max").read_text())  # the text "max" is no limit
-        kept = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        taken = int((_GROUP / "memory.current").read_text()) - sum(int(kept.get(name, 0)) for name in _GIVEN_BACK)
+        counters = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        taken = int((_GROUP / "memory.current").read_text()) - sum(int(counters.get(name, 0)) for name in _GIVEN_BACK)
     except (OSError, ValueError):
         return machine + swap
     return max(0, min(machine + swap, limit - taken + min(swap, _group_swap())))
@@ -42,7 +42,7 @@ def _group_swap() -> float:
 
 
 def shortage(needed: int) -> str:
-    """Return the text of an error if fewer bytes are free; "" if enough are, or if that is unknown.
+    """Return an error's text if fewer bytes are free; "" if enough are, or unknown.
 
     >>> shortage(1000), shortage(10**18).split(", ")[0]
     ('', 'would take at least 1,000,000,000.0 GB of memory')

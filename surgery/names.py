@@ -19,7 +19,7 @@ def join(module: str, name: str) -> str:
 
 
 def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn.Module"]]:
-    """Return the names and modules that `model.named_modules()` yields, at a third of its cost.
+    """Return what `model.named_modules()` yields, at a third of its cost.
 
     Args:
         tied: whether a module that is registered several times appears under each of its names.
@@ -30,7 +30,7 @@ def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn
     >>> [name for name, _ in named_modules(net)], [name for name, _ in named_modules(net, tied=True)]
     (['', '0', '1'], ['', '0', '1', '1.0'])
     """
-    found: list[tuple[str, nn.Module]] = []
+    modules: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
     left = [("", model)]
     while left:
@@ -39,15 +39,15 @@ def named_modules(model: "nn.Module", tied: bool = False) -> list[tuple[str, "nn
             if id(module) in seen:
                 continue
             seen.add(id(module))
-        found.append((name, module))
+        modules.append((name, module))
         if children := module._modules:
             prefix = f"{name}." if name else ""
             left += [(prefix + key, child) for key, child in children.items() if child is not None][::-1]
-    return found
+    return modules
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Return whether a name belongs to a module or to anything inside it; everything is inside the root "".
+    """Return whether a name is a module's or inside it; all is inside the root "".
 
     >>> is_inside("layer1.0.conv1", "layer1"), is_inside("layer1", "layer1"), is_inside("layer10", "layer1")
     (True, True, False)

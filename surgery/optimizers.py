@@ -1,4 +1,4 @@
-"""Optimizers that go on after surgery: their states are cut and grown as the weights are."""
+"""Optimizers that continue after surgery: their states change with the weights."""
 
 import copy
 import re
@@ -23,7 +23,9 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 def follow(
     optimizer: AnyOptimizer, before: nn.Module, after: nn.Module, plan: Plan, *, new: New = "repeat"
 ) -> AnyOptimizer:
-    """Return the optimizer of a model after surgery: moments lie as the weights do, and training goes on.
+    """Return the optimizer of a model after surgery, so that training continues.
+
+    The moments lie as the weights do.
 
     Of every parameter the entries of its state that have its shape (momentum, first and second moments) are read by
     the plan, as its weights were; counters such as `step` and all that is no tensor stay what they are. A parameter
@@ -39,8 +41,8 @@ def follow(
         after: the model that the operation has made.
         plan: the plan that the operation has returned. Either model may be its full one, so that it may come from
             `narrow`, `ungraft`, `prune`, `permute`, `widen` and `graft` alike, or from `compose`.
-        new: the moments of positions that only the larger model has, along axes that both have. `repeat`: those of the
-            old positions, in turn, as `widen` repeats weights. `zero`: zeros, which for Adam, whose counter goes on,
+        new: the moments of positions that only the larger model has, along axes that both have. `repeat`: the moments
+            of old positions, in turn, as `widen` repeats weights. `zero`: zeros; for Adam, whose counter continues, it
             means steps up to some 7 times as long there for a while. (Where one tensor is made of several, it is
             zeros in any case.)
 
@@ -67,24 +69,26 @@ def follow(
     """
     _check(optimizer, before, after, plan, new)
     way = _way(plan, before, after, new)
-    old, made = _parameters(before), _parameters(after)
-    groups = _group(optimizer, before, made, way)
+    old, grown = _parameters(before), _parameters(after)
+    groups = _group(optimizer, before, grown, way)
     moved = type(optimizer).__new__(type(optimizer))
     # What else holds a parameter of the old model holds the new one that it has become.
-    twins: dict[int, Any] = {id(old[o]): tensor for name, tensor in made.items() for o in way.origins(name) if o in old}
-    own = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
-    state = defaultdict(dict, copy.deepcopy(own, twins))
+    twins: dict[int, Any] = {
+        id(old[o]): tensor for name, tensor in grown.items() for o in way.origins(name) if o in old
+    }
+    other_state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    state = defaultdict(dict, copy.deepcopy(other_state, twins))
     elsewhere = _other_shapes(optimizer)
     with torch.no_grad():
         for name in [name for names in groups for name in names]:
             states = {o: optimizer.state[old[o]] for o in way.origins(name) if old.get(o) in optimizer.state}
-            if found := _carry(name, states, way, elsewhere, type(optimizer).__name__):
-                state[made[name]] = found
+            if values := _carry(name, states, way, elsewhere, type(optimizer).__name__):
+                state[grown[name]] = values
     options: list[dict[str, Any]] = []
     for names, group in zip(groups, optimizer.param_groups):
         rest = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         named = {"param_names": names} if "param_names" in group else {}
-        options.append({"params": [made[name] for name in names], **copy.deepcopy(rest, twins), **named})
+        options.append({"params": [grown[name] for name in names], **copy.deepcopy(rest, twins), **named})
     moved.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": state, "param_groups": options})
     for name, value in vars(optimizer).items():
         if name not in vars(moved) and not callable(value):  # schedulers put a `step` of their own there
@@ -93,14 +97,14 @@ def follow(
 
 
 def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None:
-    for what, value, kind in (
+    for label, value, kind in (
         ("optimizer", optimizer, Optimizer),
         ("before", before, nn.Module),
         ("after", after, nn.Module),
         ("plan", plan, Plan),
     ):
         if not isinstance(value, kind):
-            raise SurgeryError(f"follow: {what} is a {type(value).__name__}, not a {kind.__name__}", code="argument")
+            raise SurgeryError(f"follow: {label} is a {type(value).__name__}, not a {kind.__name__}", code="argument")
     if new not in get_args(New):
         raise SurgeryError(f"unknown new={new!r}: choose {' or '.join(get_args(New))}", code="argument")
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
@@ -113,7 +117,7 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
 
 
 class _Way(NamedTuple):
-    """A plan in the direction of an operation: from a model to its part, or from a part to the whole."""
+    """A plan in an operation's direction: from a model to a part, or to the whole."""
 
     plan: Plan
     cuts: bool
@@ -151,8 +155,8 @@ class _Way(NamedTuple):
 
 
 def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _Way:
-    here, there = shapes_of(before), shapes_of(after)
-    for cuts, full, small in ((True, here, there), (False, there, here)):
+    old_shapes, new_shapes = shapes_of(before), shapes_of(after)
+    for cuts, full, small in ((True, old_shapes, new_shapes), (False, new_shapes, old_shapes)):
         if plan.shapes == full and plan.small_shapes == small:
             return _Way(plan, cuts, new)
     raise SurgeryError(
@@ -164,7 +168,7 @@ def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _Way:
 
 @cache  # many tensors lie along one width
 def _repeats(runs: Runs, size: int) -> list[int]:
-    """Return for each position of a longer axis the old one it holds, or which repeats there: those before it in turn.
+    """Return for each position of a longer axis the old position it holds or repeats.
 
     >>> _repeats(((0, 3),), 5), _repeats(((0, 2), (3, 5)), 6), _repeats(((2, 4),), 5)
     ([0, 1, 2, 0, 1], [0, 1, 0, 2, 3, 2], [0, 1, 0, 1, 0])
@@ -185,8 +189,8 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
 
 
-def _group(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
-    """Return the names of the new parameters of each group, in the order of the old ones."""
+def _group(optimizer: Optimizer, before: nn.Module, grown: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
+    """Return the new parameters' names of each group, in the order of the old ones."""
     names = names_by_id(before)
     place: dict[str, tuple[int, int]] = {}  # by name before the group, and where in it
     for number, group in enumerate(optimizer.param_groups):
@@ -197,13 +201,13 @@ def _group(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], 
                     code="mismatch",
                 )
             place[names[id(tensor)]] = number, at
-    found: dict[str, tuple[int, int] | None] = {}
-    for name in made:
+    homes: dict[str, tuple[int, int] | None] = {}
+    for name in grown:
         if origins := way.origins(name):
-            found[name] = next((place[origin] for origin in origins if origin in place), None)
-    order = {name: number for number, name in enumerate(made)}
-    alike = {name: re.sub(r"\d+", "#", name) for name in made}
-    for name in [name for name in made if name not in found]:
+            homes[name] = next((place[origin] for origin in origins if origin in place), None)
+    order = {name: number for number, name in enumerate(grown)}
+    alike = {name: re.sub(r"\d+", "#", name) for name in grown}
+    for name in [name for name in grown if name not in homes]:
         kin = [other for other in order if alike[other] == alike[name] and way.origins(other)]
         earlier = [other for other in kin if order[other] < order[name]]
         if not kin and len(optimizer.param_groups) > 1:
@@ -213,13 +217,13 @@ def _group(optimizer: Optimizer, before: nn.Module, made: Mapping[str, Tensor], 
                 "of the plan's full model and add it with add_param_group",
                 code="ambiguous",
             )
-        found[name] = found[(earlier or kin)[-1 if earlier else 0]] if kin else (0, len(names))
+        homes[name] = homes[(earlier or kin)[-1 if earlier else 0]] if kin else (0, len(names))
     rank = {name: number for number, name in enumerate(names.values())}
     result = []
     for number, group in enumerate(optimizer.param_groups):
-        inside = [name for name, one in found.items() if one and one[0] == number]
+        inside = [name for name, home in homes.items() if home and home[0] == number]
         ranks = [rank[names[id(tensor)]] for tensor in group["params"]]
-        of_group = {name: one[1] for name, one in found.items() if one}
+        of_group = {name: home[1] for name, home in homes.items() if home}
         inside.sort(key=order.get if ranks == sorted(ranks) else of_group.get)  # type: ignore[arg-type]
         result.append(inside)
     return result
@@ -231,7 +235,7 @@ def _is_count(key: str, value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each kind of entry that for some parameter is not the parameter's, so that no axis is known.
+    """Return shapes of entries that differ from their parameter's, by kind of entry.
 
     A factor of a square matrix may have its shape all the same.
     """
@@ -247,7 +251,7 @@ def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
 def _carry(
     name: str, states: Mapping[str, Mapping[str, Any]], way: _Way, other: Mapping[str, tuple[int, ...]], kind: str
 ) -> dict[str, Any]:
-    """Return the state of a new parameter, from the states of the old parameters that it is made of."""
+    """Return a new parameter's state from the states of its old parameters."""
     result: dict[str, Any] = {}
     for key in dict.fromkeys(key for entries in states.values() for key in entries):
         values = {origin: entries[key] for origin, entries in states.items() if key in entries}
@@ -258,9 +262,9 @@ def _carry(
         elif tensors and _is_count(key, value, way.shape_before(next(iter(tensors)))):
             result[key] = value.clone()
         elif not tensors or key in other:
-            what = f"has the shape {other[key]} for some parameters" if tensors else f"is a {type(value).__name__}"
+            reason = f"has the shape {other[key]} for some parameters" if tensors else f"is a {type(value).__name__}"
             raise SurgeryError(
-                f"{key!r} in the state of {kind} {what}, so that it cannot follow {name!r}, which is cut or grown: "
+                f"{key!r} in the state of {kind} {reason}, so that it cannot follow {name!r}, which is cut or grown: "
                 "make a new optimizer, or use one whose states have the parameters' shapes (AdamW)",
                 code="unsupported",
             )

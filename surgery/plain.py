@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 
 def is_settings(value: Any) -> bool:
-    """Return whether a value is an object with plain attributes that may be set, such as a configuration."""
+    """Return whether a value is an object with plain attributes to set."""
     frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
     plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
     return plain and not frozen
 
 
 def is_plain(value: Any, keys: Any = str) -> bool:
-    """Return whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
+    """Return whether an edit may carry a value: plain values, lists and dicts of them.
 
     Args:
         keys: the types of keys that dicts may have.
@@ -41,7 +41,7 @@ def is_like(old: Any, value: Any) -> bool:
     (True, True, True, False, False)
     """
     if isinstance(old, list | tuple) and isinstance(value, list | tuple):
-        return all(any(is_like(one, item) for one in old or [0]) for item in value)
+        return all(any(is_like(example, item) for example in old or [0]) for item in value)
     if isinstance(old, dict) and isinstance(value, dict):
         return all(key not in old or is_like(old[key], item) for key, item in value.items())
     if old is None or value is None:

@@ -27,7 +27,7 @@ _SMALL_ROW = 1 << 16  # bytes; with smaller rows one gather of the tensor is fas
 
 
 def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]:
-    """Group consecutive layers into segments that move together (FedMR-px in the paper's Fig. 11).
+    """Group consecutive layers into segments that move together (FedMR-px, Fig. 11).
 
     Layer j of N (from 1) belongs to segment ceil(j / (fraction * N)).
 
@@ -58,7 +58,7 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
 
 
 def permutations(n: int, k: int, *, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
-    """n independent uniform permutations of k slots: [n, k], int64, on the generator's device.
+    """Return n independent uniform permutations of k slots: [n, k], int64.
 
     With `derange` they are uniform derangements: no slot keeps what it has. SurgeryError if k is 1, which has none, and
     for numbers that are not whole or negative.
@@ -106,7 +106,7 @@ def shuffle(models: Sequence[nn.Module], *, segments: Sequence[Segment], permuta
 @overload
 def shuffle(models: Sequence[State], *, segments: Sequence[Segment], permutations: Tensor) -> list[State]: ...
 def shuffle(models, *, segments, permutations, inplace=False):
-    """Recombine K models: slot k of the result takes segment s from slot permutations[s, k].
+    """Recombine K models: slot k takes segment s from slot permutations[s, k].
 
     `shuffle(..., permutations=inverse(permutations))` undoes it.
 
@@ -114,7 +114,7 @@ def shuffle(models, *, segments, permutations, inplace=False):
         models: a stack, tensors [K, *S]; or a list of K states; or a list of K modules of one architecture.
         segments: groups of state names that together hold each name of the models exactly once, as
             `segments(layers(model))` gives them.
-        permutations: [len(segments), K], each row a permutation of range(K), as `permutations` draws them.
+        permutations: [len(segments), K], each row a permutation of range(K), as `permutations` samples them.
         inplace: permute the rows of the stack in place, and return the stack. Instead of a second stack this needs
             memory for one row of the largest tensor, or for one tensor if its rows are small. For stacks only.
 
@@ -163,7 +163,7 @@ def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations
 
 
 def _permute_rows(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
-    """Permute rows in place along the cycles of the permutation with one spare row; small rows by one gather."""
+    """Permute rows in place along cycles with one spare row; small rows by a gather."""
     _check_writable(models)
     on_host = permutations.device.type == "cpu"
     rows = permutations.tolist() if on_host else None
@@ -216,7 +216,7 @@ def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
 
 
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
-    """Return the segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
+    """Return the segment of each name; SurgeryError if segments or rows misfit."""
     owner: dict[str, int] = {}
     segments = check_segments(segments)
     for s, members in enumerate(segments):
@@ -246,7 +246,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
 
 
 def _check_writable(models: Mapping[str, Tensor]) -> None:
-    """Raise SurgeryError unless every element of the stack has its own memory and no tensor requires grad."""
+    """Raise SurgeryError unless a stack may be written: own memory, no gradients."""
     spans = []
     for name, tensor in models.items():
         if tensor.requires_grad:

@@ -1,4 +1,4 @@
-"""Plans that keep given positions of given tensors: words of a vocabulary, experts of a mixture."""
+"""Plans that keep given positions of given tensors: words, or experts."""
 
 import logging
 import re
@@ -22,14 +22,14 @@ Axes: TypeAlias = Mapping[tuple[str, str], int]
 
 
 def tensors_along(model: nn.Module, axes: Axes) -> dict[str, tuple[Tensor, int]]:
-    """Return the tensors of the state that have such an axis, by name, tied ones once, and their axes."""
+    """Return the state's tensors along such an axis by name, tied ones once, and axes."""
     held = names_by_id(model)
     named = [(tensor, axes[place]) for place, tensor in named_tensors(model) if place in axes]
     return {held[id(tensor)]: (tensor, axis) for tensor, axis in named if id(tensor) in held}
 
 
 def keep_rows(model: nn.Module, axes: Axes, positions: Sequence[int]) -> tuple[dict[str, Source], list[Edit]]:
-    """Return where the kept positions of a state's tensors lie, and the edits that slice tensors outside of a state."""
+    """Return where kept positions lie, and edits that slice tensors outside a state."""
     runs, held = as_runs(positions), names_by_id(model)
     entries: dict[str, Source] = {}
     edits: list[Edit] = []
@@ -44,7 +44,7 @@ def keep_rows(model: nn.Module, axes: Axes, positions: Sequence[int]) -> tuple[d
 
 
 def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequence[Edit]) -> Plan:
-    """Return a plan of these entries, with a configuration that follows if the model, or a part of it, has one.
+    """Return a plan of these entries; a model's or part's configuration follows.
 
     What a configuration cannot say is logged.
 
@@ -59,19 +59,19 @@ def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequenc
     plan = Plan(sources, shapes_of(values), tuple(edits), structure(model), dtypes)
     more: list[Edit] = []
     for name, part in find_configured(ghost):
-        own = _restrict(plan, name, part)
-        if own.small_shapes == dict(own.shapes):
+        part_plan = _restrict(plan, name, part)
+        if part_plan.small_shapes == dict(part_plan.shapes):
             continue
         for follower in followers(part):
-            found, problem = follower.width_edits(part, own, NewSizes({}, {}, []), lambda _: None)
+            part_edits, problem = follower.width_edits(part, part_plan, NewSizes({}, {}, []), lambda _: None)
             if problem:
                 _log.warning(problem)
-            more += [{**edit, "module": join(name, edit["module"]).removesuffix(".")} for edit in found]
+            more += [{**edit, "module": join(name, edit["module"]).removesuffix(".")} for edit in part_edits]
     return plan.with_edits((*plan.edits, *more))
 
 
 def find_configured(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost modules, with their names, that a class makes from a configuration."""
+    """Yield the outermost modules, with names, made from a configuration."""
     inside: list[str] = []
     for name, module in model.named_modules():
         if not any(is_inside(name, other) for other in inside) and followers(module):
@@ -86,13 +86,15 @@ def _restrict(plan: Plan, module: str, part: nn.Module) -> Plan:
     def within(named: Mapping[str, Any]) -> dict[str, Any]:
         return {name[start:]: value for name, value in named.items() if is_inside(name, module)}
 
-    entries = {n: tuple(s._replace(name=s.name[start:]) for s in own) for n, own in within(plan.entries).items()}
+    entries = {
+        n: tuple(s._replace(name=s.name[start:]) for s in sources) for n, sources in within(plan.entries).items()
+    }
     edits = [{**e, "module": e["module"][start:]} for e in plan.edits if is_inside(e["module"], module)]
     return Plan(entries, within(plan.shapes), tuple(edits), structure(part), within(plan.dtypes))
 
 
 def count_edits(modules: Mapping[str, nn.Module], names: re.Pattern, old: int, new: int) -> list[Edit]:
-    """Return edits of modules' integers that equal `old` and have names that say what they count."""
+    """Return edits of integers equal to `old` whose names say what they count."""
     return [
         {"do": "set", "module": module, "attribute": key, "value": new}
         for module, held in modules.items()

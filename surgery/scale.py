@@ -1,7 +1,7 @@
-"""Scale models of different architectures, tensor by tensor, to the same norm before they are averaged.
+"""Scale models of different architectures, tensor by tensor, to the same norm.
 
 FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), Algorithm 1, lines 12-22. Small models
-have larger weights than large ones and would dominate the mean. The norm is that of the entries up to a quantile of
+have larger weights than large ones and would dominate the mean. The norm is over the entries up to a quantile of
 their magnitudes; it is found for many tensors at once, without sorting them.
 """
 
@@ -34,7 +34,7 @@ _ROW = 1024  # squares are summed over a row in the tensor's own precision, and 
 
 
 def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
-    """Return the L2 norm of the entries with magnitudes up to their q-quantile (W95 of the paper).
+    """Return the L2 norm of entries with magnitudes up to their q-quantile (W95).
 
     The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It is at least the
     entry below that position and less than the next one, so that entry is used as an exact threshold, for any n and
@@ -178,12 +178,12 @@ def norm_factors(
     if not isinstance(measure, str) or measure not in ("norm", "rms"):
         raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms", code="argument")
     if plans is None:
-        groups, found = _measure_stack(as_stack(models), q, groups, mask, weights)
+        groups, pairs = _measure_stack(as_stack(models), q, groups, mask, weights)
     elif mask is not None:
         raise SurgeryError("plans say which elements each model covers: give either plans or a mask", code="argument")
     else:
-        groups, found = _measure_parts(client_states(models, plans), plans, q, groups, weights)
-    norms = found[..., 0] if measure == "norm" else found[..., 0] / found[..., 1].sqrt().clamp(min=1)
+        groups, pairs = _measure_parts(client_states(models, plans), plans, q, groups, weights)
+    norms = pairs[..., 0] if measure == "norm" else pairs[..., 0] / pairs[..., 1].sqrt().clamp(min=1)
     for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
         bad = norms[g].isnan().nonzero().flatten().tolist()
         raise SurgeryError(f"{', '.join(groups[g])} of models {bad} hold NaN or inf: leave them out", code="values")
@@ -197,20 +197,20 @@ def _measure_stack(
     mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None,
     weights: Tensor | Sequence[float] | None,
 ) -> tuple[list[tuple[str, ...]], Tensor]:
-    """Return the G groups, and the norms with their numbers of entries: float64 [G, K, 2] on the CPU."""
+    """Return the G groups, and norms with entry counts: float64 [G, K, 2] on the CPU."""
     k = stack_size(models)
     row = client_weights(weights, k)
     mask = {} if mask is None else {name: check_mask(name, m, models) for name, m in as_stack(mask).items()}
     floating = {name for name, tensor in models.items() if tensor.is_floating_point() or tensor.is_complex()}
     groups = check_groups(groups, models, floating, "the stack")
-    found = torch.zeros(len(groups), k, 2, dtype=torch.float64)
+    pairs = torch.zeros(len(groups), k, 2, dtype=torch.float64)
     for g, group in enumerate(groups):
         covered = [
             [models[n][c].masked_select(mask[n][c]) if n in mask else models[n][c] for n in group] if row[c] else []
             for c in range(k)
         ]
-        found[g] = joint_norms(covered, q)
-    return groups, found
+        pairs[g] = joint_norms(covered, q)
+    return groups, pairs
 
 
 def _measure_parts(
@@ -230,8 +230,8 @@ def _measure_parts(
     integers = {
         full
         for c, held in enumerate(small)
-        for full, own in held.items()
-        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in own)
+        for full, held_parts in held.items()
+        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in held_parts)
     }
     groups = check_groups(groups, plans[0].shapes, plans[0].shapes.keys() - integers, "the full model")
     # A block that stands for others has the same norm everywhere, so it is computed only once.
@@ -239,15 +239,15 @@ def _measure_parts(
     place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and model; 0 for none
     for g, group in enumerate(groups):
         for c in members:
-            own = (part for name in group for part in small[c].get(name, ()))
-            if held := tuple(sorted(own, key=lambda part: (part[0], str(part[1])))):
+            held_parts = (part for name in group for part in small[c].get(name, ()))
+            if held := tuple(sorted(held_parts, key=lambda part: (part[0], str(part[1])))):
                 place[g, c] = rows.setdefault((c, held), len(rows) + 1)
     jobs = [[ascending(states[c][n].detach(), index)[0] for n, index in held] for c, held in rows]
     return groups, joint_norms([[], *jobs], q)[place]
 
 
 def _scale(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[str, Tensor]) -> State:
-    """Return model k multiplied by its factors, which have the names of the full model's tensors."""
+    """Return model k times its factors, by the full model's names of tensors."""
     scaled = {}
     for name, tensor in values.items():
         by_target = {s.name: factors[s.name][k].item() if s.name in factors else 1.0 for s in plan.entries[name]}
@@ -263,7 +263,7 @@ def _scale(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[st
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Return factors [G, K] for norms [G, K]: the mean norm of the group over the model's own, 1 for tiny norms."""
+    """Return factors [G, K]: the group's mean norm over each model's; 1 if tiny."""
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -272,7 +272,7 @@ def matching_factors(norms: Tensor) -> Tensor:
 def check_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """Return the groups without integer tensors and empty groups; SurgeryError for unknown or repeated names."""
+    """Return groups without integer tensors; SurgeryError for unknown or twice named."""
     groups = [(name,) for name in names] if groups is None else check_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
@@ -286,7 +286,7 @@ def check_groups(
 
 
 def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
-    """For each job the percentile norm of all its tensors together, and the number of entries in it.
+    """Return each job's percentile norm over its tensors, and the number of entries.
 
     [J, 2], float64, on the CPU. (NaN, 0) for a job that holds NaN or infinity, (0, 0) for one without entries or
     without data (meta device). The tensors may be on any devices; each device is waited for once.
@@ -309,9 +309,9 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
         return _lowest(torch.stack([_magnitudes(jobs[j]) for j in part]), q)
 
     result = torch.zeros(len(jobs), 2, dtype=torch.float64)
-    for parts_device, own in parts.items():
-        found = in_threads(measure, own) if parts_device.type == "cpu" else list(map(measure, own))
-        result[[j for part in own for j in part]] = torch.cat(found).cpu().double()
+    for parts_device, device_parts in parts.items():
+        norms = in_threads(measure, device_parts) if parts_device.type == "cpu" else list(map(measure, device_parts))
+        result[[j for part in device_parts for j in part]] = torch.cat(norms).cpu().double()
     return result
 
 
@@ -344,7 +344,7 @@ def _rank(n: int, q: float) -> int:
 
 
 def _lowest(magnitudes: Tensor, q: float) -> Tensor:
-    """[R, n] -> [R, 2] on the same device, as in `joint_norms`. `magnitudes` may be reordered."""
+    """Map [R, n] -> [R, 2] as in `joint_norms`; `magnitudes` may be reordered."""
     rank = _rank(magnitudes.shape[1], q)
     if magnitudes.device.type == "cpu":
         # NumPy's selection is ten times as fast as kthvalue. NaN and infinity end up at the rank or behind it.
@@ -398,25 +398,28 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
         np.minimum(rows, most, out=rows)
         squares.append(np.matmul(rows[:, None, :], rows[:, :, None]))
     total = float(np.concatenate(squares).sum(dtype=np.float64))
-    found, place = np.concatenate(between), rank - (n - number)
-    if not (np.isfinite(top) and 0 <= place < found.size):
+    candidates, place = np.concatenate(between), rank - (n - number)
+    if not (np.isfinite(top) and 0 <= place < candidates.size):
         return _lowest(_magnitudes(job)[None], q)
-    found.partition(place)
-    ties = np.count_nonzero(found[place:] == found[place])
+    candidates.partition(place)
+    ties = np.count_nonzero(candidates[place:] == candidates[place])
     inside = total - number * float(low) ** 2  # the squares below `low`
-    inside += np.einsum("i,i", found[:place], found[:place], dtype=np.float64) + ties * float(found[place]) ** 2
+    inside += (
+        np.einsum("i,i", candidates[:place], candidates[:place], dtype=np.float64)
+        + ties * float(candidates[place]) ** 2
+    )
     if inside < total / 4:
         return _lowest(_magnitudes(job)[None], q)
     return torch.tensor([[math.sqrt(inside), rank + ties]], dtype=torch.float64)
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """Return the entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
+    """Return the entries in memory order; without a copy if dense and of the dtype."""
     dense = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)).reshape(-1)
     return (dense.abs() if dense.is_complex() or dense.is_neg() else dense).to("cpu", dtype).numpy()
 
 
 def _norm(rows: Tensor) -> Tensor:
-    """[R, n] -> [R], summed in float64 where the device has it, without a copy of the whole tensor."""
+    """Reduce [R, n] -> [R] in float64 if possible, without a copy of the whole."""
     chunks = [torch.linalg.vector_norm(double(chunk), dim=1) for chunk in rows.split(_CHUNK, 1)]
     return torch.linalg.vector_norm(torch.stack(chunks), dim=0)

@@ -24,7 +24,7 @@ Models: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor] | nn.Mo
 
 
 def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
-    """(name, module, its own tensors by state name) for each module that owns any, in registration order.
+    """Yield (name, module, its own tensors by state name) in registration order.
 
     Each tensor appears once: with the first module that has it as a parameter, or if none has, as a buffer.
     Non-persistent buffers are left out, as in state dicts.
@@ -34,19 +34,19 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
     seen: set[int] = set()
     for module_name, module in modules.items():
         buffers = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
-        own = {}
+        own_tensors = {}
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             tied_buffer = name in buffers and id(tensor) in parameters
             if tensor is not None and id(tensor) not in seen and not tied_buffer:
                 seen.add(id(tensor))
-                own[join(module_name, name)] = tensor
-        if own:
-            yield module_name, module, own
+                own_tensors[join(module_name, name)] = tensor
+        if own_tensors:
+            yield module_name, module, own_tensors
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model's state themselves, not detached, by state name."""
-    return {name: tensor for _, _, own in owners(model) for name, tensor in own.items()}
+    return {name: tensor for _, _, own_tensors in owners(model) for name, tensor in own_tensors.items()}
 
 
 def names_by_id(model: nn.Module) -> dict[int, str]:
@@ -62,7 +62,7 @@ def ties(model: nn.Module) -> dict[str, str]:
 
 
 def state(model: nn.Module) -> State:
-    """Return the state of a model: detached tensors by state-dict name, sharing memory with the model.
+    """Return the state of a model: detached tensors by name that share its memory.
 
     Modules come in registration order, within a module parameters before buffers. A tied tensor appears once,
     under its first name as a parameter; non-persistent buffers are left out. `load` is the inverse.
@@ -92,8 +92,8 @@ def state(model: nn.Module) -> State:
     return {name: tensor.detach() for name, tensor in tensors(model).items()}
 
 
-def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
-    """Return a state, given as such or as a module; SurgeryError, which names `what`, for anything else.
+def as_state(values: Mapping[str, Tensor] | nn.Module, label: str = "a state") -> Mapping[str, Tensor]:
+    """Return a state, given so or as a module; SurgeryError for others names `label`.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -102,7 +102,7 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
         return state(values)
     if not isinstance(values, Mapping):
         raise SurgeryError(
-            f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
+            f"{label} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
             f"{type(values).__name__}"
             + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
             + ("; optimizers follow by surgery.optimizers.follow" if hasattr(values, "param_groups") else ""),
@@ -111,18 +111,18 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(
-            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
+            f"{odd[0]!r} of {label} is a {kind}: give tensors by name (of a checkpoint, the part that holds them)",
             code="argument",
         )
     for name, tensor in values.items():
         if tensor.layout is not torch.strided or tensor.is_quantized:
             kind = f"{tensor.layout}, {tensor.dtype}: give plain tensors (to_dense and dequantize make them)"
-            raise SurgeryError(f"{name!r} of {what} is {kind}", code="unsupported")
+            raise SurgeryError(f"{name!r} of {label} is {kind}", code="unsupported")
     return values
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:
-    """Return a stack, given as such or as a list of states or modules; SurgeryError for anything else.
+    """Return a stack, given so or as a list; SurgeryError for anything else.
 
     >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
     torch.Size([2, 2])
@@ -139,7 +139,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: Non
 @overload
 def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: How) -> tuple[nn.Module, Fit]: ...
 def load(model, values, *, fit=None):
-    """Copy a state, or another module's state, into `model`, in place, and return the model.
+    """Copy a state, or another module's, into `model` in place, and return the model.
 
     Tied tensors are set through one of their names.
 
@@ -174,39 +174,39 @@ def load(model, values, *, fit=None):
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"load takes a module first, not a {type(model).__name__}", code="argument")
-    own, values = state(model), as_state(values, "what is loaded")
+    own_state, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
     known = metas(values) if is_lazy_state else values
     if fit is None:
-        check_same(own, known, "the model", "the given state")
-        report, sources = None, {name: name for name in own}
+        check_same(own_state, known, "the model", "the given state")
+        report, sources = None, {name: name for name in own_state}
     else:
-        report = fit_state(own, ties(model), known, fit, find_packed(model))
-        sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
+        report = fit_state(own_state, ties(model), known, fit, find_packed(model))
+        sources = {**report.taken, **{name: origin for name, (origin, _, _) in report.cut.items()}}
     for name, source in sources.items():
-        if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
+        if own_state[name].is_meta or (known[source].is_meta and not is_lazy_state):
             raise SurgeryError(f"tensor {name!r} has no data: call model.to_empty(device=...) first", code="values")
-        if not torch.can_cast(known[source].dtype, own[name].dtype):
+        if not torch.can_cast(known[source].dtype, own_state[name].dtype):
             raise SurgeryError(
-                f"tensor {name!r} is {own[name].dtype} in the model, {known[source].dtype} in the state",
+                f"tensor {name!r} is {own_state[name].dtype} in the model, {known[source].dtype} in the state",
                 code="mismatch",
             )
     if not is_lazy_state:  # a lazy state is read one tensor at a time
         # Views of the model's own memory, of layers that change places say, are read before any of it is written.
-        memory = {_memory(tensor) for tensor in own.values()}
+        memory = {_memory(tensor) for tensor in own_state.values()}
         values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
     with torch.no_grad():
         for name, source in sources.items():
-            here, there = own[name], values[source]
-            if here.shape != there.shape:
-                both = tuple(slice(size) for size in map(min, here.shape, there.shape))
-                here, there = here[both], there[both]
-            here.copy_(there)
+            target, value = own_state[name], values[source]
+            if target.shape != value.shape:
+                both = tuple(slice(size) for size in map(min, target.shape, value.shape))
+                target, value = target[both], value[both]
+            target.copy_(value)
     return model if report is None else (model, report)
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """Return where a tensor's numbers lie; None for one around others (a DTensor), which does not say."""
+    """Return where a tensor's numbers lie; None for a wrapper such as a DTensor."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:
@@ -214,7 +214,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
-    """Stack K states or modules of one architecture: tensors of shape S become [K, *S].
+    """Stack K states or modules of one architecture: shapes S become [K, *S].
 
     `unstack` is the inverse.
 
@@ -226,16 +226,16 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
         raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}", code="argument")
     if not states:
         raise SurgeryError("cannot stack zero states: give at least one", code="argument")
-    found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
-    for k, other in enumerate(found[1:], 1):
-        check_same(found[0], other, "state 0", f"state {k}")
-        for name, tensor in found[0].items():
+    mappings = [as_state(values, f"state {k}") for k, values in enumerate(states)]
+    for k, other in enumerate(mappings[1:], 1):
+        check_same(mappings[0], other, "state 0", f"state {k}")
+        for name, tensor in mappings[0].items():
             if tensor.device != other[name].device:
                 raise SurgeryError(
                     f"tensor {name!r} is on {tensor.device} in state 0, {other[name].device} in state {k}: move one",
                     code="mismatch",
                 )
-    return {name: torch.stack([s[name] for s in found]) for name in found[0]}
+    return {name: torch.stack([s[name] for s in mappings]) for name in mappings[0]}
 
 
 def unstack(models: Mapping[str, Tensor]) -> list[State]:
@@ -248,7 +248,7 @@ def unstack(models: Mapping[str, Tensor]) -> list[State]:
 
 
 def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
-    """Return a stack of k equal entries that takes no memory: each is a view of `values`. Do not write to it.
+    """Return a read-only stack of k views of `values`, which takes no memory.
 
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
@@ -259,7 +259,7 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
 
 
 def stack_size(models: Mapping[str, Tensor]) -> int:
-    """K, the number of models in a stack; SurgeryError if it is none, or the tensors disagree.
+    """Return K, the number of models in a stack; SurgeryError if it is none.
 
     >>> stack_size({"w": torch.zeros(5, 2)})
     5
@@ -277,7 +277,7 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
 
 
 def distance(a: Models, b: Models) -> Tensor:
-    """Return euclidean distance between the models of two stacks or lists, over all their floating-point tensors.
+    """Return euclidean distances between models of two stacks over all float tensors.
 
     Args:
         a, b: stacks (or lists) of K and of M models of one architecture.
@@ -295,7 +295,7 @@ def distance(a: Models, b: Models) -> Tensor:
 
 
 def cosine(a: Models, b: Models | None = None) -> Tensor:
-    """Return cosine similarity between the models of two stacks or lists, or of one with itself.
+    """Return cosine similarities between the models of two stacks, or of one.
 
     It is over all floating-point tensors together.
 
@@ -315,7 +315,7 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
 
 
 def _scale(flat: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Scale models so that their largest entry is 1, where squares neither overflow nor underflow.
+    """Scale models to a largest entry of 1: squares neither overflow nor underflow.
 
     Returns:
         The scaled tensors [K, n], and the norm of each model over all of them [K].
@@ -350,7 +350,7 @@ def shapes_of(values: Mapping[str, Tensor] | nn.Module) -> dict[str, tuple[int, 
 
 
 def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, name_b: str) -> None:
-    """Raise SurgeryError unless two states have the same names and shapes; the message shows the first difference.
+    """Raise SurgeryError with the first difference unless names and shapes agree.
 
     >>> check_same({"w": torch.zeros(2)}, {"w": torch.zeros(3)}, "a", "b")
     Traceback (most recent call last):
@@ -385,7 +385,7 @@ def check_same_shapes(
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as real numbers, pairs along one more axis at the end; a real one as it is.
+    """Return a complex tensor as real pairs along a last axis; a real one unchanged.
 
     >>> as_real(torch.tensor([1 + 2j])).tolist(), as_real(torch.tensor([3])).tolist()
     ([[1.0, 2.0]], [3])

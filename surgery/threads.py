@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 def in_threads(function: Callable[[_Job], _Result], jobs: Sequence[_Job]) -> list[_Result]:
-    """Apply the function to all jobs, in as many threads as torch may use, one core for each.
+    """Apply the function to all jobs in as many threads as torch has, one core each.
 
     This is faster than torch's own threads, since operations on pieces that fit into the cache are too short to be
     split.

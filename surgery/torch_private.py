@@ -1,4 +1,4 @@
-"""The parts of torch that surgery uses and torch does not promise to keep, in one place."""
+"""The parts of torch that surgery uses and torch does not promise to keep."""
 
 from functools import cache
 from typing import Any
@@ -23,11 +23,11 @@ _MOST_FORMS = 50_000  # some 50 MB
 
 
 class Operations(TorchDispatchMode):
-    """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
+    """Passes operations to `run`; composite ones come apart in inference mode, too."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave `__torch_dispatch__` as it is: what torch wraps it in imports torch.compile's modules, for seconds."""
+        """Leave `__torch_dispatch__` unwrapped: the wrapper imports torch.compile slowly."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -54,8 +54,8 @@ class Operations(TorchDispatchMode):
             if makes == "the first argument":
                 return args[0]
             forms, several = known
-            made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
-            return tuple(made) if several else made[0]
+            tensors = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
+            return tuple(tensors) if several else tensors[0]
         result = func(*args, **kwargs)
         parts = result if isinstance(result, tuple) else (result,)
         if not key:
@@ -64,8 +64,8 @@ class Operations(TorchDispatchMode):
             if result is args[0] and _form_key(func, args, kwargs) == key:
                 _remember(key, ())
         elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
-            given = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
-            if given.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
+            memories = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+            if memories.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
                 _remember(key, (forms, isinstance(result, tuple)))
         return result
@@ -84,11 +84,11 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _makes(func: Any) -> str:
-    """Return whether an operation returns new tensors alone, or writes into its first argument and returns that."""
+    """Return what an operation makes: new tensors, or its first argument in place."""
     arguments, returns = (
         [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
     )
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # of the latter memory or sizes change
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # an in-place view changes memory or sizes
         return ""
     if not any((*arguments, *returns)):
         return "new tensors"
@@ -101,8 +101,8 @@ def memory(tensor: Tensor) -> int:
 
 
 def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return all that a result's form depends on; None unless all tensors, at least one, are on the meta device."""
-    found: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
+    """Return all that a result's form depends on; None unless all tensors are meta."""
+    key: list[Any] = [id(func), torch.get_default_dtype(), *kwargs]  # aten's operations stay; their hash is slow
     on_meta = False
     for value in (*args, *kwargs.values()):
         for part in value if isinstance(value, list) else (value,):
@@ -111,17 +111,17 @@ def _form_key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
                 if not part.is_meta or part.layout is not torch.strided:
                     return None
                 on_meta = True
-                found += (part.shape, part.stride(), part.dtype)
+                key += (part.shape, part.stride(), part.dtype)
             elif isinstance(part, Tensor):
                 return None
             else:
-                found.append(part)
-        found.append(type(value))  # 1 is equal to True and 1.0
-    return tuple(found) if on_meta else None
+                key.append(part)
+        key.append(type(value))  # 1 is equal to True and 1.0
+    return tuple(key) if on_meta else None
 
 
 class Watch(Operations):
-    """Sees each operation `before` and `after` it runs as it is; subclasses say what they do then.
+    """A mode that sees each operation `before` and `after` it runs.
 
     >>> import torch
     >>> class Names(Watch):

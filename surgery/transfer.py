@@ -1,4 +1,4 @@
-"""Transfers between the host and an accelerator, there without waiting and back with one wait, and its precision."""
+"""Transfers between host and accelerator with one wait, and the precision there."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a tensor from the host to a device without waiting for the device, as plain `Tensor.to` would.
+    """Copy a tensor to a device without waiting, as plain `Tensor.to` would.
 
     The copy is queued behind what the device still has to do. It is made from pinned memory, since from other memory
     the driver may wait, too. (In the other direction waiting is necessary: the numbers would not be there yet.)
@@ -27,7 +27,7 @@ WITHOUT_FLOAT64 = {"mps"}
 
 
 def widest(device: torch.device | str) -> torch.dtype:
-    """Return the type in which a device sums up: float64, or float32 where it has none.
+    """Return the dtype of a device's sums: float64, or float32 where it has none.
 
     >>> widest("cpu"), widest("mps")
     (torch.float64, torch.float32)
@@ -48,7 +48,7 @@ _AT_ONCE = 2**28  # bytes in one transfer, at most
 
 
 def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return contiguous copies on the CPU that share no memory, small tensors of one dtype in one transfer.
+    """Return own contiguous copies on the CPU; small tensors move in one transfer.
 
     >>> a = torch.ones(3)
     >>> host_copies([a.expand(2, 3), a])[0].stride()
@@ -59,10 +59,10 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensor.device.type == "cpu":
             result[i] = tensor.detach().clone(memory_format=torch.contiguous_format)
             continue
-        mine = bundles.setdefault((tensor.device, tensor.dtype), [[]])
-        if mine[-1] and sum(tensors[j].nbytes for j in mine[-1]) + tensor.nbytes > _AT_ONCE:
-            mine.append([])
-        mine[-1].append(i)
+        groups = bundles.setdefault((tensor.device, tensor.dtype), [[]])
+        if groups[-1] and sum(tensors[j].nbytes for j in groups[-1]) + tensor.nbytes > _AT_ONCE:
+            groups.append([])
+        groups[-1].append(i)
     for bundle in (bundle for every in bundles.values() for bundle in every):
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in bundle]).cpu()
         for i, values in zip(bundle, flat.split([tensors[i].numel() for i in bundle])):
@@ -71,7 +71,7 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """View the numbers of a tensor as bytes, uint8 [n], on its device; they are copied unless they are contiguous.
+    """View a tensor's numbers as bytes, uint8 [n], on its device; copies if not dense.
 
     `Tensor.view` alone refuses axes of size 1 with another stride than 1, as `array[:, None]` of NumPy leaves them.
 
@@ -83,10 +83,10 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def download(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors on the host, in float64 (exact for integers up to 2^53); each device is waited for once.
+    """Return the tensors on the host in float64, with one wait for each device.
 
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]
     """
-    found = host_copies([t.detach() if t.device.type in WITHOUT_FLOAT64 else t.detach().double() for t in tensors])
-    return [tensor.double() for tensor in found]
+    copies = host_copies([t.detach() if t.device.type in WITHOUT_FLOAT64 else t.detach().double() for t in tensors])
+    return [tensor.double() for tensor in copies]

@@ -63,7 +63,7 @@ def show(
     depth: str | None = None,
     yaml: bool = False,
     json: bool = False,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Print parameters, multiply-accumulates of one input, and blocks of each section.
 
@@ -71,11 +71,11 @@ def show(
     """
     if yaml and json:
         raise ZooError("--yaml and --json are two forms of output: give one of them", code="argument")
-    given |= {"width": _numbers("width", width or "1", float), "depth": depth and _numbers("depth", depth, int)}
+    fields |= {"width": _numbers("width", width or "1", float), "depth": depth and _numbers("depth", depth, int)}
     specs, refused = [], None
     for name in models or names():
         try:
-            specs.append(Spec.from_dict({"name": name, **given}))
+            specs.append(Spec.from_dict({"name": name, **fields}))
         except ZooError as error:
             refused = refused or error
     if refused and (models or not specs):
@@ -92,12 +92,12 @@ def show(
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
-    """Return the numbers of a list with commas between them; the number itself if it is one."""
+    """Return the numbers of a comma-separated list, or a single number itself."""
     try:
         numbers = tuple(map(kind, text.split(",")))
     except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise ZooError(f"--{flag} {text!r} is no list of {what} with commas between them", code="argument") from None
+        noun = "whole numbers" if kind is int else "numbers"
+        raise ZooError(f"--{flag} {text!r} is no list of {noun} with commas between them", code="argument") from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -144,7 +144,7 @@ def _short(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit code: 0, or 2 if the command cannot be carried out."""
+    """Run the command line; return the exit code: 0, or 2 if it cannot be carried out."""
     program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
         show(**vars(Parser(program).parse_args(argv)))

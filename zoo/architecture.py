@@ -1,4 +1,4 @@
-"""Named architectures with their arguments, and the checks of what networks are given."""
+"""Named architectures with their arguments, and checks of networks' arguments."""
 
 import inspect
 import numbers
@@ -52,7 +52,7 @@ class Architecture:
 
     @property
     def depth(self) -> tuple[int, ...] | None:
-        """The blocks of each section at full depth: none without sections, None where they are not known."""
+        """The blocks of each section at full depth: () without sections, None if unknown."""
         return self.arguments.get("depths", ())
 
     @cached_property
@@ -61,23 +61,23 @@ class Architecture:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The fields of `Spec` that this architecture takes besides width and depth, with their defaults."""
+        """The fields of `Spec` taken besides width and depth, with their defaults."""
         values = {name: parameter.default for name, parameter in self._parameters.items()} | dict(self.arguments)
         return {field: values[field] for field in _FIELDS if field in values}
 
     @property
     def rate_names(self) -> tuple[str, ...]:
-        """The parts that have a width rate of their own: the sections, then the network's `extra_rates`."""
+        """The parts with a width rate of their own: sections, then `extra_rates`."""
         return ("all",) if self.depth is None else self.network.rate_names(len(self.depth))
 
     def build(self, **fields: Any) -> nn.Module:
-        """Call the class with the arguments of this row, and with those of the fields that it takes."""
+        """Call the class with this row's arguments and the fields that it takes."""
         values = {**self.arguments, **fields}
         return self.network(**{name: values[name] for name in self._parameters if name in values})
 
 
 def check(owner: str, field: str, value: Any) -> Any:
-    """Return the value of a field other than width and depth as a plain number; ZooError if it is out of range.
+    """Return a field but width and depth as a plain number; ZooError if out of range.
 
     >>> check("ResNet", "norm", "instance")
     Traceback (most recent call last):
@@ -105,7 +105,9 @@ def check(owner: str, field: str, value: Any) -> Any:
 
 
 def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> tuple[float, ...]:
-    """Return the width rate of each part: one is for all, and the last section's is also that of parts after it.
+    """Return the width rate of each part; one rate is for all.
+
+    The last section's rate is also the rate of parts after it.
 
     >>> check_rates("MobileNetV2", (0.5, 1), ["section1", "section2", "tail"], sections=2)
     (0.5, 1.0, 1.0)
@@ -114,8 +116,8 @@ def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> 
     if len(rates) == sections:
         rates += rates[-1:] * (len(parts) - sections)
     if len(rates) != len(parts):
-        each = f", or one for each of {', '.join(parts)}" if len(parts) > 1 else ""
-        raise ZooError(f"{owner} takes one width{each}; got {len(rates)}", code="argument")
+        hint = f", or one for each of {', '.join(parts)}" if len(parts) > 1 else ""
+        raise ZooError(f"{owner} takes one width{hint}; got {len(rates)}", code="argument")
     for rate in rates:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
             raise ZooError(f"{owner}: width is a rate above 0, at most {_WIDEST}, got {rate!r}", code="argument")

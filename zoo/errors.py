@@ -10,11 +10,11 @@ Code = Literal[
     "unsupported",  # a kind of layer or of network that the zoo does not handle
     "file",  # a file or a text in YAML cannot be read, or holds no weights and no spec
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""The kind of thing that went wrong, for code that continues in different ways."""
 
 
 class ZooError(ValueError):
-    """A model that cannot be built; the message names the argument and the valid values.
+    """A model that cannot be built; the message names the argument and valid values.
 
     Attributes:
         code: the kind of error, one of `zoo.errors.Code`. Messages may change, codes do not.

@@ -1,4 +1,4 @@
-"""Parts of the families: networks, blocks as arguments ask for them, initial weights."""
+"""Parts of the families: networks, blocks by their arguments, initial weights."""
 
 import math
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from zoo.norms import BatchNorm2d, Norm, StaticBatchNorm2d
 
 
 class Network(nn.Sequential):
-    """stem (or embedding), section1, section2, ..., tail, pool, head: a Sequential of named parts.
+    """A Sequential of named parts: stem or embedding, section1, ..., tail, pool, head.
 
     `net.section2[0]` is a block, `net[:3]` a network of the first three parts. A smaller model of the same name has
     some of the larger one's tensors, each the leading corner of the larger one's, so that `surgery.narrow(..., like=)`
@@ -24,8 +24,8 @@ class Network(nn.Sequential):
     before the head is global, except in the CNN and VGG. These flatten channel by channel, so that a smaller model's
     weights are a leading corner there as well.
 
-    A network that is called directly has weights as torch's layers make them; `zoo.initialise(net, generator)` draws
-    those of `zoo.create`. Arguments that are fields of `zoo.Spec` mean what they mean there.
+    A network that is called directly has weights as torch's layers make them; `zoo.initialise(net, generator)`
+    gives it the weights of `zoo.create`. Arguments that are fields of `zoo.Spec` mean what they mean there.
 
     Raises:
         ZooError: for arguments out of range.
@@ -47,24 +47,24 @@ class Network(nn.Sequential):
 
     @classmethod
     def rate_names(cls, sections: int) -> tuple[str, ...]:
-        """Name the parts that have a width rate: the sections, then those of `extra_rates`."""
+        """Name the parts that have a width rate: the sections, then `extra_rates`."""
         return (*(f"section{i}" for i in range(1, sections + 1)), *cls.extra_rates)
 
     @classmethod
     def check(cls, **fields: Any) -> None:
-        """Raise ZooError for a field of a spec, other than width and depth, that is out of range."""
+        """Raise ZooError for a field but width and depth that is out of range."""
         for field, value in fields.items():
             check(cls.__name__, field, value)
 
     @classmethod
     def builders(cls, width: float | Sequence[float], sections: int = 0, **options: Any) -> "list[Builder]":
-        """Return the builder of each part that has a width rate; `options` are the other fields of `Builder`."""
+        """Return each rated part's builder; `options` are the other fields of `Builder`."""
         cls.check(**options)
         rates = check_rates(cls.__name__, width, cls.rate_names(sections), sections)
         return [Builder(rate=rate, **options) for rate in rates]
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of torchvision's or timm's model of this architecture by the names of this one.
+        """Return the tensors of torchvision's or timm's model by this model's names.
 
         Only families whose tensors the libraries lay out otherwise have a rule of their own; names are left to
         `zoo.load`.
@@ -72,7 +72,7 @@ class Network(nn.Sequential):
         return dict(state)
 
     def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the tensors of this model by torchvision's names, the inverse of `from_foreign`."""
+        """Return this model's tensors by torchvision's names; inverts `from_foreign`."""
         return list(state.values())
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Network(nn.Sequential):
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes the convolutions, norms, Scalers and residual sums of one part of a network.
+    """Makes the convolutions, norms, Scalers and residual sums of one part.
 
     What is left out has a placeholder: an Identity stands for a Scaler and a norm, and a `Residual` without a step size
     and drop path only adds. So a block reads the same with and without them, and names of tensors stay.
@@ -111,7 +111,7 @@ class Builder:
     step_size: bool = False
 
     def channels(self, full: int) -> int:
-        """Return the number of channels where there are `full` at rate 1. A lower rate never gives more.
+        """Return the number of channels for `full` at rate 1; never more at lower rates.
 
         `ceil` is ceil(rate * full), at least 1, as in HeteroFL. `divisor8` is the function of this name; full widths
         that are no multiples of 8 change as well.
@@ -127,7 +127,7 @@ class Builder:
     def conv(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, *, bias: bool = False
     ) -> nn.Conv2d:
-        """Return a convolution that keeps the image's size at stride 1. Without norms it always has a bias."""
+        """Return a size-preserving convolution; without norms it always has a bias."""
         bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 
@@ -163,7 +163,7 @@ class Builder:
         return Residual(self.step_size, drop_path)
 
     def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
-        """Return a convolution (its arguments are those of `conv`), then Scaler, norm and activation, where given."""
+        """Return a convolution (arguments as for `conv`), Scaler, norm and activation."""
         conv = self.conv(*sizes, **options)
         parts = {"conv": conv, "scaler": self.make_scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
@@ -172,7 +172,7 @@ class Builder:
 
 
 def divisor8(channels: float) -> int:
-    """Return the nearest multiple of 8, or the next one if that is below 90% of the number; at least 8.
+    """Return the nearest multiple of 8, at least 8 and 90% of the number.
 
     The released models of the mobile families round in this way. `surgery.narrow(..., rounding=zoo.divisor8)` takes it.
 
@@ -193,7 +193,9 @@ def without_identities(parts: Mapping[str, nn.Module]) -> OrderedDict[str, nn.Mo
 
 
 class Scaler(nn.Module):
-    """x / rate in training, x in evaluation mode: HeteroFL's Scaler (Diao et al., ICLR 2021, section 3).
+    """HeteroFL's Scaler: x / rate in training, x in evaluation mode.
+
+    See Diao et al., ICLR 2021, section 3.
 
     A layer with only a share `rate` of its inputs gives activations that are smaller by about that factor; dividing by
     it makes narrow and full models train alike. Build narrow models with Scalers from a spec: `surgery.narrow` does not
@@ -212,7 +214,7 @@ class Scaler(nn.Module):
 
 
 class Residual(nn.Module):
-    """shortcut + branch; the branch may be scaled by a learnable step size and dropped at random.
+    """shortcut + branch, which may be scaled by a learnable step, and dropped.
 
     The step size is NeFL's (Kang et al., 2023, section 4): a block is one step in solving an ordinary differential
     equation, and a model with fewer blocks learns to take larger steps. It starts at 1.
@@ -245,7 +247,9 @@ class GlobalPool(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
+    """Initialise every weight of a zoo model from `generator`, and return the model.
+
+    The weights are initialised in the order of the modules.
 
     Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and convolutions
     with a bias in the CNN and the Vision Transformer, get torch's default: weight and bias are uniform within
@@ -253,7 +257,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
     have weight 1 and bias 0, and step sizes start at 1.
 
     Args:
-        generator: on the model's device; None draws from torch's global generator.
+        generator: on the model's device; None: torch's global generator.
 
     Raises:
         ZooError: for a module with weights for which there is no rule here.

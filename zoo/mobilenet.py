@@ -27,7 +27,7 @@ _KINDS = ("plain", "fused", "squeezed")
 
 
 class Stage(NamedTuple):
-    """A row of the papers' tables: kind of blocks, expansion, channels, and the first block's stride."""
+    """A row of the papers' tables: blocks, expansion, channels, first stride."""
 
     kind: str
     expansion: int
@@ -36,7 +36,10 @@ class Stage(NamedTuple):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weights each channel by a gate that is computed from the means of all channels (Hu et al., CVPR 2018)."""
+    """Weights channels by a gate computed from all channels' means.
+
+    See Hu et al., CVPR 2018.
+    """
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 up, 3x3 depthwise, 1x1 down without activation; plus the shortcut if the shape stays the same.
+    """1x1 up, 3x3 depthwise, 1x1 down without activation; plus a fitting shortcut.
 
     MobileNetV2's blocks are `plain` (figure 4d). EfficientNetV2's squeeze the hidden channels to a quarter of the
     block's inputs, rounded down (`squeezed`), or have one full 3x3 convolution instead of the first two (`fused`;
@@ -84,7 +87,7 @@ class InvertedResidual(nn.Module):
 
 
 class InvertedResidualNetwork(Network):
-    """stem, section1, section2, ..., tail, pool, dropout, head: what both papers' networks are."""
+    """stem, section1, section2, ..., tail, pool, dropout, head, as in both papers."""
 
     extra_rates = ("tail",)
 

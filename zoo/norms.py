@@ -40,10 +40,12 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class StaticBatchNorm2d(BatchNorm2d):
-    """HeteroFL's static batch norm (Diao et al., ICLR 2021, section 3): training keeps no running statistics.
+    """HeteroFL's static batch norm: training keeps no running statistics.
+
+    See Diao et al., ICLR 2021, section 3.
 
     Its state is weight and bias alone, so that no statistics of a client's data are sent. In evaluation mode it uses
-    the running statistics that were loaded (from `collect_statistics`); without any it uses those of the batch, as
+    the running statistics that were loaded (from `collect_statistics`); without any it uses the batch's, as
     torch does. Loading a state without statistics removes those it has, which belong to another model.
     """
 
@@ -66,7 +68,7 @@ class StaticBatchNorm2d(BatchNorm2d):
 
 @torch.no_grad()
 def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State | None = None) -> State:
-    """Compute the running statistics of a model's static batch norms in one pass over the data.
+    """Compute running statistics of static batch norms in one pass over the data.
 
     They are the mean over all batches of the batches' means and unbiased variances (torch calls it a cumulative
     average). During the pass every norm normalises by its batch. HeteroFL does this before it tests a global model.
@@ -92,8 +94,8 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     if not any(isinstance(module, StaticBatchNorm2d) for module in model.modules()):
         return {}
     weights = model.state_dict() if state is None else state
-    own = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
-    model = copy.deepcopy(model).eval()  # hooks and modes are those of the copy
+    tensors = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
+    model = copy.deepcopy(model).eval()  # hooks and modes are the copy's
     norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
 
@@ -108,7 +110,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
         norm.register_forward_pre_hook(partial(watch, name))
     batch = None
     for batch in batches:
-        functional_call(model, own, (batch,))
+        functional_call(model, tensors, (batch,))
     if batch is None:
         raise ZooError("no batches to collect statistics from: give at least one", code="argument")
     result = {}
@@ -120,7 +122,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
 
 
 def is_statistic(name: str, model: nn.Module) -> bool:
-    """Return whether a state name is that of a statistic of a static batch norm.
+    """Return whether a state name belongs to a statistic of a static batch norm.
 
     >>> from zoo import create
     >>> is_statistic("stem.norm.running_mean", create("resnet20", norm="static_batch"))

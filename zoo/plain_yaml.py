@@ -1,4 +1,4 @@
-"""YAML as settings need it: plain values, each key once, and nothing that reads as another value than it looks like."""
+"""YAML as settings need it: plain values, each key once, and no surprises."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads fewer kinds of values than YAML 1.1 has, and refuses a key that is there twice."""
+    """A safe loader of fewer kinds of values than YAML 1.1; refuses repeated keys."""
 
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012
     yaml_constructors: dict = {}  # noqa: RUF012
@@ -56,7 +56,7 @@ _Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML text says: text, numbers, true, false and null, in lists and mappings.
+    """Return a YAML text's content: plain values in lists and mappings.
 
     `1:30`, `010`, `yes`, `on` and dates are text. Raises ZooError, in one line, for text that is not YAML, a mapping
     with a key twice, and whole numbers of more than 100 digits.

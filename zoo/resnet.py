@@ -32,7 +32,7 @@ in FedMR's released code).
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with zero channels appended (or the last channels left out)."""
+    """Every `stride`-th pixel, with zero channels appended or last channels left out."""
 
     def __init__(self, stride: int, new_channels: int) -> None:
         super().__init__()
@@ -54,7 +54,10 @@ class Unused(nn.Sequential):
 
 
 def make_shortcut(builder: Builder, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
-    """Return the shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
+    """Return the shortcut around a block, the identity if shapes agree.
+
+    Raises ZooError for an unknown kind.
+    """
     if kind not in get_args(Shortcut):
         raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}", code="argument")
     if stride == 1 and inputs == outputs:
@@ -89,7 +92,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up to four times the channels, plus shortcut, then ReLU (2016a, figure 5, right).
+    """1x1 down, 3x3, 1x1 up to four times the channels; sum, then ReLU.
+
+    See 2016a, figure 5, right.
 
     The stride is in the 3x3 convolution, as in torchvision and timm ("v1.5"), not in the first as in the paper.
     """
@@ -118,7 +123,7 @@ class Bottleneck(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """Norm and ReLU come before each convolution, and nothing comes after the sum (2016b, figure 1b)."""
+    """Norm and ReLU before each convolution, nothing after the sum (2016b, figure 1b)."""
 
     expansion: int
     norm1: nn.Module
@@ -179,7 +184,7 @@ Block: TypeAlias = type[BasicBlock | Bottleneck | PreActivation]
 
 
 def make_stem(builder: Builder, inputs: int, outputs: int, stem: Stem, pre: bool) -> nn.Sequential:
-    """Return the convolution before the first section; `pre`: without norm and activation."""
+    """Return the convolution before the first section, if `pre` without norm and ReLU."""
     sizes = (inputs, outputs, 7, 2) if stem == "imagenet" else (inputs, outputs, 3)
     if pre:
         result = nn.Sequential(OrderedDict(conv=builder.conv(*sizes)))
@@ -196,7 +201,7 @@ class ResNet(Network):
     Args:
         block: BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, or a class that is called as they are.
         depths: blocks of each section; one number is for all. With exits the last sections may have 0.
-        channels: of each section's 3x3 convolutions at full width; the stem has those of the first section.
+        channels: of each section's 3x3 convolutions at full width; the stem has the first section's.
         shortcut: see `Shortcut`; None is the block's own.
         final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are unused.
         width: one rate, or one for each section.
@@ -258,7 +263,7 @@ class ResNet(Network):
 
 
 class MultiExitResNet(ResNet):
-    """stem, section1, exit1, section2, exit2, ...: each exit classifies what the section before it gives.
+    """stem, section1, exit1, section2, ...: each exit classifies its section's output.
 
     In training the output is all exits' logits, [N, exits, classes]; in evaluation mode it is their mean, [N, classes],
     which is how the models of DepthFL (Kim et al., ICLR 2023) predict. That paper's exits are deeper: attention and

@@ -1,4 +1,4 @@
-"""The description of a model as a value: name, width, depth, and everything else that its construction needs."""
+"""The description of a model as a value: name, width, depth, and other arguments."""
 
 import dataclasses
 import difflib
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Architecture:
-    """Return the architecture of that name; the ZooError for an unknown name lists similar ones."""
+    """Return the architecture of a name; the ZooError for others lists similar ones."""
     if not isinstance(name, str):
         raise ZooError(f"the name of a model must be a string, got {name!r}", code="argument")
     if name in PRESETS:
@@ -47,7 +47,7 @@ def find(name: str) -> Architecture:
 
 
 class Count(NamedTuple):
-    """Parameters, and multiply-accumulates of one input's forward pass through convolutions and matrix products."""
+    """Parameters, and multiply-accumulates of one input's convolutions and products."""
 
     parameters: int
     macs: int
@@ -55,15 +55,17 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """The description of a model: frozen, hashable, equal for equal models. None stands for the architecture's default.
+    """The description of a model: frozen, hashable, equal for equal models.
+
+    None stands for the architecture's default.
 
     Attributes:
         name: one of `zoo.names()`.
         num_classes: number of outputs; for a language model the size of its vocabulary.
         in_channels, image_size: of the images [N, in_channels, image_size, image_size].
         tokens: the longest sequence that a language model takes.
-        width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section, the last
-            of which is then used for what follows the sections as well.
+        width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section; the last
+            one is then used for what follows the sections as well.
         depth: number of blocks: one for all sections, or one for each section. With exits the last sections may have 0.
         rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it. (A Vision
@@ -136,7 +138,7 @@ class Spec:
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:
-        """Return the number of blocks of each section; None is the full depth of a model whose sections are unknown."""
+        """Return the blocks of each section; None is an unknown model's full depth."""
         full = self.architecture.depth
         if self.depth is None or full == () == self.depth:
             return full
@@ -169,8 +171,7 @@ class Spec:
         """Return the model, in training mode.
 
         Args:
-            generator: draws the initial weights, on the CPU for any device; None draws them from torch's global
-                generator.
+            generator: gives the initial weights, on the CPU for any device; None: torch's global generator.
             device: `meta` gives a model with shapes but no weights.
 
         Raises:
@@ -189,7 +190,7 @@ class Spec:
         return initialise(model, generator).to(device)
 
     def scale(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
-        """Return the same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
+        """Return the same model with rates times `width`, and `depth` blocks if given.
 
         >>> Spec("resnet20").scale(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
@@ -199,7 +200,7 @@ class Spec:
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Return an input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
+        """Return zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
         size = (self.tokens or self.image_size) if size is None else size
         if self.tokens is not None:
             return torch.zeros(batch, size, dtype=torch.long, device=device)
@@ -220,7 +221,7 @@ class Spec:
         """
         from torch.utils.flop_counter import FlopCounterMode  # imports triton
 
-        own = self.tokens or self.image_size
+        own_size = self.tokens or self.image_size
         try:
             model = self.build(device="meta").eval().requires_grad_(False)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -228,7 +229,7 @@ class Spec:
         except ZooError:
             raise
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-            at = f"{own}" if size is None else f"{own}, not at {size}"
+            at = f"{own_size}" if size is None else f"{own_size}, not at {size}"
             why = first_line(error)
             raise ZooError(f"{self.name} cannot be counted at other sizes than {at}: {why}", code="argument") from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
@@ -238,7 +239,7 @@ class Spec:
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
-                # one number stands for several equal ones, unless nobody knows how many there are
+                # one number stands for several equal ones, unless their number is not known
                 equal = len(set(values[key])) == 1 and self.architecture.depth is not None
                 values[key] = values[key][0] if equal else list(values[key])
         return yaml.safe_dump(values, sort_keys=False)
@@ -262,7 +263,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """Return a spec from its fields; ZooError names the first one that a spec does not have.
+        """Return a spec from its fields; ZooError names the first unknown one.
 
         >>> Spec.from_dict({"name": "cnn", "width": [0.5, 0.5, 1]}).width
         (0.5, 0.5, 1.0)
@@ -270,12 +271,12 @@ class Spec:
         known = [field.name for field in dataclasses.fields(cls)]
         if strange := [key for key in values if key not in known]:
             raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}", code="argument")
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**given)
+        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**arguments)
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
+    """Return a string's number: YAML 1.1 reads 1.0e-5 as a number, 1e-5 as a string."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:

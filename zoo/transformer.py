@@ -1,4 +1,4 @@
-"""A Transformer for text: a causal language model, and a masked one as HeteroFL trains it.
+"""A Transformer for text: a causal language model, and HeteroFL's masked one.
 
 Vaswani et al., "Attention Is All You Need" (NeurIPS 2017), encoder layers in post-norm order, with GELU and learned
 positions; sizes and head as in HeteroFL (Diao et al., ICLR 2021; released code): embedding 256, 8 heads, feed-forward
@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
 @torch.fx.wrap
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[N, T, channels x heads] -> [N, heads, T, channels], contiguous on a GPU, as its fused kernels need it.
+    """[N, T, channels x heads] -> [N, heads, T, channels], contiguous on a GPU.
 
     On the CPU it stays a view, so that attention is plain matrix products: the fused kernel has no rule for vmap. But
     torch.compile takes that kernel all the same, and torch 2.14 then mixes up the axes of a view.
@@ -55,12 +55,12 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 @torch.fx.wrap
 def join_heads(x: Tensor) -> Tensor:
-    """[N, heads, T, channels] -> [N, T, channels x heads], the inverse of `split_heads`."""
+    """[N, heads, T, channels] -> [N, T, channels x heads]; inverts `split_heads`."""
     return rearrange(x, "n head t channel -> n t (channel head)")
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention [N, T, E] -> [N, T, E] (section 3.2.2) with separate q, k and v."""
+    """Multi-head self-attention [N, T, E] -> [N, T, E] with separate q, k, v (3.2.2)."""
 
     def __init__(self, channels: int, heads: int, causal: bool, builder: Builder) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each followed by dropout, residual sum and norm (section 3.1)."""
+    """Attention and a feed-forward network, each before dropout, sum and norm (3.1)."""
 
     def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, builder: Builder) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Transformer(Network):
 
 
 def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rate: float = 0.15) -> Tensor:
-    """Replace each token by the mask (the token after the last one of the vocabulary) with probability `rate`.
+    """Replace each token with probability `rate` by the mask, the token past the last.
 
     This makes the input of the masked language model; HeteroFL's loss is the cross entropy over all positions, masked
     or not.

@@ -5,7 +5,7 @@ configurations A, B, D and E; `norm="none"` gives the paper's own.
 
 Five sections of 3x3 convolutions, each followed by 2x2 max pooling, and three fully connected layers. For images of
 224x224 and larger these get 7x7 positions, as in the paper, and fewer for smaller images: one for 32x32, as in FedMR
-and FlexiFed. The two hidden ones share a width rate of their own, which comes after those of the sections.
+and FlexiFed. The two hidden ones share a width rate of their own, which comes after the sections' rates.
 """
 
 from collections import OrderedDict

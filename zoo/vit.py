@@ -1,7 +1,7 @@
 """The Vision Transformer.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (ICLR 2021), section
-3.1. The base model is that of table 1; tiny and small are those of DeiT (Touvron et al., "Training data-efficient image
+3.1. The base model is from table 1; tiny and small are from DeiT (Touvron et al., "Training data-efficient image
 transformers & distillation through attention", ICML 2021, table 1).
 
 An image is cut into patches of 16x16 pixels (`stem="imagenet"`) or 4x4 (`stem="cifar"`, the default for images of up to
@@ -31,7 +31,7 @@ _PATCH = {"imagenet": 16, "cifar": 4}
 
 
 class Tokens(nn.Module):
-    """Patches, each projected to a token; the class token before them; positions: [N, C, H, W] -> [N, 1 + P, E]."""
+    """Patches as tokens after the class token: [N, C, H, W] -> [N, 1 + P, E]."""
 
     def __init__(self, inputs: int, channels: int, patch: int, patches: int, dropout: float, builder: Builder) -> None:
         super().__init__()
@@ -49,13 +49,16 @@ class Tokens(nn.Module):
         return self.dropout(tokens + self.position)
 
     def draw(self, generator: torch.Generator | None) -> None:
-        """Draw the class token and the positions, but not the projection: normal with deviation 0.02."""
+        """Initialise the class token and the positions: normal with deviation 0.02.
+
+        The projection is left as it is.
+        """
         for parameter in (self.class_token, self.position):
             nn.init.normal_(parameter, std=0.02, generator=generator)
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network with GELU, each after a norm and around a residual (equations 2 and 3)."""
+    """Attention, then a feed-forward network, as residuals with norms (eqs. 2 and 3)."""
 
     def __init__(
         self, channels: int, heads: int, hidden: int, dropout: float, drop_path: float, builder: Builder
@@ -134,7 +137,7 @@ class VisionTransformer(Network):
         super().__init__(parts)
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the libraries' tensors by the names of this model: q, k and v apart, in (channel, head) order."""
+        """Return libraries' tensors by this model's names: q, k, v apart, channels first."""
         heads, result = self.section1[0].attention.heads, {}
         for name, tensor in sorted(state.items(), key=lambda item: item[1].ndim != 3):  # class token, positions first
             if match := _FUSED.fullmatch(name):
@@ -152,7 +155,7 @@ class VisionTransformer(Network):
         return result
 
     def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the tensors of this model by torchvision's names, the inverse of `from_foreign`."""
+        """Return this model's tensors by torchvision's names; inverts `from_foreign`."""
         heads, result = self.section1[0].attention.heads, []
         for name, tensor in state.items():
             if ".attention.q." in name:
@@ -170,7 +173,7 @@ _FUSED = re.compile(r"(.*\.)(?:in_proj_|qkv\.)(weight|bias)")
 
 
 def _by_channel(x: Tensor, heads: int) -> Tensor:
-    """Return the rows (head, channel) as (channel, head); left alone if they cannot be those of so many heads."""
+    """Return rows (head, channel) as (channel, head); unchanged for a wrong `heads`."""
     return rearrange(x, "(head channel) ... -> (channel head) ...", head=heads) if len(x) % heads == 0 else x
 
 
@@ -180,7 +183,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 
 def stem_for(image_size: int) -> str:
-    """Return the stem that is chosen by the image: `cifar` up to 64x64, `imagenet` for larger ones.
+    """Return the stem for an image size: `cifar` up to 64x64, `imagenet` above.
 
     >>> stem_for(32), stem_for(224)
     ('cifar', 'imagenet')

@@ -1,4 +1,6 @@
-"""Models by name, with drawn or given weights: a state dict, of the zoo, torchvision or timm, or a file that has one.
+"""Models by name, with random or given weights: a state dict or a file with one.
+
+A state dict may come from the zoo, torchvision or timm.
 
 torchvision and timm have the same tensors in the same order under other names.
 """
@@ -36,7 +38,7 @@ def create(
 
     Args:
         name: one of `zoo.names()`.
-        generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
+        generator: gives the initial weights, on the CPU; None: torch's global generator.
         weights: to begin with instead: a state dict, or a file with one; see `zoo.weights.build_with`, also for what
             becomes of the head if the number of classes differs.
         fields: the fields of `Spec`: num_classes, width, depth, norm, ...
@@ -56,14 +58,14 @@ def create(
 def build_with(
     spec: Spec, weights: Mapping[str, Tensor] | str | Path, generator: torch.Generator | None = None
 ) -> nn.Module:
-    """Build a model with the weights of a state dict of the zoo, torchvision or timm, mapped by `zoo.load`.
+    """Build a model with the weights of a state dict, mapped by `zoo.load`.
 
     If they are for another number of classes than the spec's, the head stays as initialised, and a warning is logged.
     Everything else has to fit.
 
     Args:
         weights: the state dict, or the path of a .safetensors, .pth or .pt file with one.
-        generator: draws the initial weights, of which only those of a new head remain.
+        generator: gives the initial weights; only a new head's remain.
 
     Raises:
         ZooError: if the weights cannot be read, or belong to another model.
@@ -91,7 +93,7 @@ def build_with(
 
 
 def read(file: str | Path) -> dict[str, Tensor]:
-    """Return the state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
+    """Return the state dict in a file without running code that the file may hold.
 
     A training script's checkpoint may have it under "state_dict", "model_state_dict" or "model". What
     DistributedDataParallel and torch.compile put before every name is left out.
@@ -115,8 +117,8 @@ def read(file: str | Path) -> dict[str, Tensor]:
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:
-        what = "is damaged, or holds other objects than tensors, which could run code"
-        raise ZooError(f"{file} {what}: save model.state_dict() instead", code="file") from None
+        reason = "is damaged, or holds other objects than tensors, which could run code"
+        raise ZooError(f"{file} {reason}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
         raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}", code="file") from None
     for key in ("state_dict", "model_state_dict", "model"):
@@ -144,17 +146,17 @@ def counterparts(layout: str) -> dict[str, str]:
 
 
 def classes(state: Mapping[str, Tensor]) -> int | None:
-    """For how many classes a state of the zoo, torchvision or timm is; None if no tensor looks like its head's bias.
+    """Return a state's number of classes; None if no tensor looks like a head's bias.
 
     >>> classes({"classifier.0.bias": torch.zeros(8), "classifier.3.bias": torch.zeros(5)})
     5
     """
-    found = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
-    return len(state[max(found)[1]]) if found else None
+    heads = [(int(match[1] or 0), name) for name in state if (match := _HEADS.fullmatch(name))]
+    return len(state[max(heads)[1]]) if heads else None
 
 
 def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
+    """Load a state dict of this model, also torchvision's or timm's; return the model.
 
     Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
     bias, ...) of the model's own. Step counters are left out. `counterparts` has the models with torchvision's or
@@ -176,65 +178,65 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-5)
     True
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
-    if not own.keys() <= state.keys():
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
+    if not tensors.keys() <= state.keys():
         try:
-            state = _by_position(state, own, model)
+            state = _by_position(state, tensors, model)
         except ZooError:
-            state = _by_position(_in_order(state, model), own, model)
-    for name, tensor in own.items():
+            state = _by_position(_in_order(state, model), tensors, model)
+    for name, tensor in tensors.items():
         if state[name].shape != tensor.shape:
-            what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
-            raise ZooError(f"the given state is of another model: its {name} is {what}", code="mismatch")
+            shapes = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
+            raise ZooError(f"the given state is of another model: its {name} is {shapes}", code="mismatch")
     try:
-        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
+        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in tensors.values()))
     except RuntimeError as error:
         raise ZooError(" ".join(str(error).split()), code="mismatch") from None
     return model
 
 
-def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
-    """Return the tensors of a library's state, as the model has them, under the names of the model's tensors."""
-    given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
+def _by_position(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], model: nn.Module) -> State:
+    """Return a library state's tensors, in the model's form, by the model's names."""
+    source = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     if isinstance(model, Network):
-        given = model.from_foreign(given)
-    statistics = any(name.endswith("running_mean") for name in given)
+        source = model.from_foreign(source)
+    statistics = any(name.endswith("running_mean") for name in source)
     wanted, target = {}, type(model).__name__
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         wanted[name] = tensor.shape
         module, _, last = name.rpartition(".")
         if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
             wanted |= {f"{module}.running_mean": tensor.shape, f"{module}.running_var": tensor.shape}
-    for (a, x), (b, shape) in zip(given.items(), wanted.items()):
+    for (a, x), (b, shape) in zip(source.items(), wanted.items()):
         if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
                 f"the given state is of another model, or not in the order of its state_dict(): it has {a} "
                 f"{list(x.shape)} where this {target} has {b} {list(shape)}",
                 code="mismatch",
             )
-    if len(given) != len(wanted):
-        raise ZooError(f"the given state has {len(given)} tensors, this {target} {len(wanted)}", code="mismatch")
-    return dict(zip(wanted, given.values()))
+    if len(source) != len(wanted):
+        raise ZooError(f"the given state has {len(source)} tensors, this {target} {len(wanted)}", code="mismatch")
+    return dict(zip(wanted, source.values()))
 
 
 def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it."""
-    given = sorted(name for name in state if not _is_counter(name))
+    """Return a library's state in the order of its model's state_dict()."""
+    source_names = sorted(name for name in state if not _is_counter(name))
     for layout in _LAYOUTS:
         for ours, theirs in counterparts(layout).items():
             if type(model) is type(_skeleton(ours)):
                 names = [name for name in _tensor_names(layout.removesuffix("_plain"), theirs) if not _is_counter(name)]
-                if sorted(names) == given:
+                if sorted(names) == source_names:
                     return {name: state[name] for name in names}
     return state
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
-    """Return the state of a zoo model under the names of torchvision's model of the same architecture, to load there.
+    """Return a zoo model's state by the names of torchvision's same architecture.
 
     The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
     number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the
-    other tensors are those of the given state or views of them, and copies only where torchvision has three matrices of
+    other tensors are the given state's or views of them, and copies only where torchvision has three matrices of
     the zoo's as one.
 
     Raises:
@@ -251,9 +253,9 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     for layout, norm in (("torchvision", "batch"), ("torchvision_plain", "none")):
         for ours, theirs in counterparts(layout).items():
             model = _skeleton(ours, norm, classes)
-            own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-            if own == shapes:
-                values = iter(model.to_foreign({name: state[name] for name in own}))
+            own_shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+            if own_shapes == shapes:
+                values = iter(model.to_foreign({name: state[name] for name in own_shapes}))
                 return {
                     key: torch.tensor(0) if _is_counter(key) else next(values)
                     for key in _tensor_names("torchvision", theirs)

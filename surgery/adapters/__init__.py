@@ -1,4 +1,4 @@
-"""Adapters of low rank: small matrices beside the layers of a frozen model, whose rank is one more width.
+"""Low-rank adapters: small matrices beside the layers of a frozen model.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022). An adapted layer computes
 y = W x + b + scale B A x with A: [rank, in] and B: [out, rank]. `scale` is one number that no change of the rank

@@ -1,4 +1,4 @@
-"""Adapters taken out of a model that was fine-tuned whole: the best ones of a rank."""
+"""Adapters out of a model that was fine-tuned whole: the best ones of a rank."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def extract(
     modules: Sequence[str] | None = None,
     train: Sequence[str] = (),
 ) -> Extracted:
-    """Put adapters on a base that approximate what fine-tuning has changed in its weights.
+    """Put adapters on a base that approximate what fine-tuning changed in its weights.
 
     Each product B A is the change W' - W cut to its largest singular values (Eckart and Young), in equal parts in A and
     B. Biases, norms and layers without an adapter stay the base's, with a warning, unless `train` names their modules.
@@ -86,7 +86,7 @@ def extract(
 
 
 def _exact(name: str, layer: nn.Module, change: Tensor) -> Factors:
-    """Return the change of a weight as an adapter of full rank, one of whose matrices is the identity."""
+    """Return a weight's change as an adapter of full rank; one matrix is the identity."""
     matrix = change.T if is_transposed(layer) else change.flatten(1)
     kernel = () if is_transposed(layer) else change.shape[2:]
     out, into = matrix.shape

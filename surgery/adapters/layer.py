@@ -18,7 +18,9 @@ first."""
 
 
 class LowRank(nn.Module):
-    """A frozen layer and its adapter: y = W x + b + scale B A dropout(x) (Hu et al., ICLR 2022, eq. 3).
+    """A frozen layer and its adapter: y = W x + b + scale B A dropout(x).
+
+    See Hu et al., ICLR 2022, eq. 3.
 
     A and B are layers as peft has them, and are named alike. For linear layers (and transformers' Conv1D) they are
     linear; for a convolution A is one with the same kernel, stride and padding, and B one with a kernel of 1; for an
@@ -29,7 +31,7 @@ class LowRank(nn.Module):
         a: [rank, in], for convolutions [rank, in, *kernel].
         b: [out, rank], for convolutions [out, rank, 1, ...].
         scale: what the product is multiplied by.
-        dropout: the share of the adapter's inputs that are dropped in training; those of embeddings are not.
+        dropout: the share of the adapter's inputs that are dropped in training; an embedding's inputs are not.
         magnitude: with it the layer is DoRA's (Liu et al., ICML 2024, eq. 5), W' = magnitude (W + scale B A) / norms,
             as `norms` gives them; they are constants in the gradient (section 4.3). None: LoRA's.
 
@@ -91,19 +93,19 @@ class LowRank(nn.Module):
             return result + added
         weight = self.base_layer.weight
         share = self.lora_magnitude_vector / norms((weight + self.change()).detach(), is_transposed(self.base_layer))
-        each = [-1, *(1 for _ in weight.shape[2:])]
-        bias = 0 if self.base_layer.bias is None else self.base_layer.bias.view(each).to(result.dtype)
-        return share.view(each).to(result.dtype) * (result - bias + added) + bias
+        shape = [-1, *(1 for _ in weight.shape[2:])]
+        bias = 0 if self.base_layer.bias is None else self.base_layer.bias.view(shape).to(result.dtype)
+        return share.view(shape).to(result.dtype) * (result - bias + added) + bias
 
     def change(self) -> Tensor:
-        """Return what the adapter adds to the layer's weight, of the weight's shape: scale B A."""
+        """Return the adapter's change of the layer's weight, in its shape: scale B A."""
         a, b = self.factors
         change = product(a, b, self.multiplier)
         return change.T if is_transposed(self.base_layer) else change.view(self.base_layer.weight.shape)
 
     @property
     def weight(self) -> Tensor:
-        """The weight of a plain layer that computes the same, for what reads the weight in place of calling the layer.
+        """The weight of an equal plain layer, for code that does not call this layer.
 
         Raises SurgeryError for a class that transforms its weight before it computes with it.
         """
@@ -113,7 +115,7 @@ class LowRank(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the layer."""
+        """The adapted layer's bias."""
         return self.base_layer.bias
 
     def __getattr__(self, name: str) -> Any:
@@ -122,14 +124,14 @@ class LowRank(nn.Module):
         except AttributeError:
             if name in ("base_layer", "weight") or name.startswith("__"):
                 raise  # __deepcopy__ of a parametrized layer would copy that layer alone
-            return getattr(self.base_layer, name)  # in_features, kernel_size, ...: that of the layer
+            return getattr(self.base_layer, name)  # the layer's in_features, kernel_size, ...
 
     def extra_repr(self) -> str:
         return f"rank={self.rank}, scale={self.multiplier:g}" + ", dora" * (self.lora_magnitude_vector is not None)
 
 
 def check_plain(layer: nn.Module, way: str) -> None:
-    """Raise SurgeryError for a class that transforms its weight before it computes with it."""
+    """Raise SurgeryError for a class that transforms its weight before it uses it."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
         raise SurgeryError(
@@ -150,13 +152,16 @@ def add_change(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, 
 
 
 def norms(weight: Tensor, transposed: bool) -> Tensor:
-    """Return the norm of the weights of each output, [out], for convolutions [1, out, 1, ...] as peft has them."""
+    """Return the norm of each output's weights, [out] or [1, out, 1, ...] as in peft."""
     norm = torch.linalg.vector_norm(weight.T if transposed else weight.flatten(1), dim=1)
     return norm.view(1, -1, *(1 for _ in weight.shape[2:])) if weight.ndim > 2 else norm
 
 
 def scale_weight(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
-    """Return the weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
+    """Return the weight with other norms.
+
+    The old norms are constants in the gradient. A negative norm turns the weight around.
+    """
     share = magnitude / norms(weight.detach(), transposed)
     return weight * (share if transposed else share.view(-1, *(1 for _ in weight.shape[1:])))
 
@@ -169,12 +174,12 @@ def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Modul
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Return whether it is transformers' Conv1D, a linear layer whose weight is [in, out]."""
+    """Return whether it is transformers' Conv1D, whose weight is [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def is_packed(module: Any) -> bool:
-    """Return whether a linear layer unpacks its weight when it computes, as bitsandbytes' of 4 and 8 bits do.
+    """Return whether a linear layer unpacks its weight as it computes (bitsandbytes).
 
     >>> layer = nn.Linear(4, 2)
     >>> layer.weight = nn.Parameter(torch.zeros(4, 1, dtype=torch.uint8), requires_grad=False)
@@ -208,7 +213,7 @@ def why_not(module: nn.Module) -> str | None:
 
 
 def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
-    """Return those of A and B beside a layer."""
+    """Return the shapes of A and B beside a layer."""
     packed = is_packed(module)
     out, into, *kernel = (module.out_features, module.in_features) if packed else module.weight.shape
     if is_transposed(module):
@@ -217,7 +222,10 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 
 
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw A and set B to zero as peft does, so that nothing changes at first; of an embedding A is zero."""
+    """Initialise A at random and B to zero as peft does; an embedding's A is zero.
+
+    Nothing changes at first.
+    """
     weight = module.weight
     dtype = torch.float32 if is_packed(module) else weight.dtype
     a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))
@@ -227,7 +235,10 @@ def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[
 
 
 def initial_magnitude(name: str, module: Any) -> Tensor:
-    """DoRA's magnitude beside a layer, with which nothing changes at first. Raises SurgeryError where there is none."""
+    """Return DoRA's magnitude beside a layer, with which nothing changes at first.
+
+    Raises SurgeryError where there is none.
+    """
     if isinstance(module, nn.Embedding):
         raise SurgeryError(
             f"{name!r} is an embedding, which gets no DoRA: leave it out of modules, or take kind='lora'",

@@ -31,7 +31,7 @@ from surgery.states import tensors as all_tensors
 
 _log = logging.getLogger(__name__)
 _OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
-"""Layers of which one would expect that they have adapters."""
+"""Layers that a user would expect to have adapters."""
 
 
 def add(
@@ -45,9 +45,9 @@ def add(
     generator: torch.Generator | None = None,
     kind: Literal["lora", "dora"] = "lora",
 ) -> nn.Module:
-    """Put adapters beside the layers of a model, and freeze the rest. The outputs stay the same.
+    """Put adapters beside a model's layers and freeze the rest; outputs stay the same.
 
-    A is drawn as torch draws a linear layer, and B is 0, as in peft.
+    A is initialised as torch initialises a linear layer, and B is 0, as in peft.
 
     Args:
         model: any module; it is not changed. The result shares the memory of the weights that are frozen.
@@ -59,7 +59,7 @@ def add(
         train: modules that are trained whole beside the adapters, such as a new classifier; names or patterns.
         scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
         dropout: the share of an adapter's inputs that are dropped in training.
-        generator: what A is drawn with; None: torch's own.
+        generator: initialises A; None: torch's own.
         kind: lora; or dora, which also learns the norm of each output's weights (Liu et al., ICML 2024), for linear
             layers and convolutions.
 
@@ -80,8 +80,8 @@ def add(
         raise SurgeryError(f"kind={kind!r}: give lora or dora", code="argument")
     tensors: State = {}
     for name, layer in _choose_layers(model, modules, train).items():
-        one = name_factors(name, layer, *initial(layer, rank, generator))
-        tensors |= one._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
+        pair = name_factors(name, layer, *initial(layer, rank, generator))
+        tensors |= pair._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
     return attach(model, tensors, train=train, scale=scale, dropout=dropout)
 
 
@@ -93,7 +93,7 @@ def attach(
     scale: float | Mapping[str, float] = 1.0,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Put given adapters beside the layers of a model, and freeze the rest: the inverse of `state`.
+    """Put given adapters beside a model's layers and freeze the rest; inverts `state`.
 
     Args:
         model: without adapters; it is not changed. The result shares the memory of the weights that are frozen, and of
@@ -119,10 +119,10 @@ def attach(
             f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge",
             code="argument",
         )
-    own = all_tensors(model)
-    found, rest = factors(tensors)
-    check_unscaled(found)
-    if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
+    model_tensors = all_tensors(model)
+    pairs, rest = factors(tensors)
+    check_unscaled(pairs)
+    if odd := [name for name in rest if name not in model_tensors or model_tensors[name].shape != rest[name].shape]:
         raise SurgeryError(f"{odd[0]!r} is no tensor of the model or has another shape", code="mismatch")
     trained = _list_trained(model, train) | rest.keys()
     result = _share(model, rest)
@@ -133,12 +133,12 @@ def attach(
         parameter.requires_grad_(name in trained and parameter.is_floating_point())
         if parameter.requires_grad and name not in rest:
             parameter.data = parameter.data.clone()
-    for name, one in found.items():
+    for name, pair in pairs.items():
         layer = _layer(result, name)
-        wanted = shapes(layer, len(one.a))
-        if wanted != (one.a.shape, one.b.shape):
+        wanted = shapes(layer, len(pair.a))
+        if wanted != (pair.a.shape, pair.b.shape):
             raise SurgeryError(
-                f"the adapter of {name} is {one.a.shape}, {one.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
+                f"the adapter of {name} is {pair.a.shape}, {pair.b.shape}; the layer takes {wanted[0]}, {wanted[1]}",
                 code="mismatch",
             )
         if isinstance(scale, Mapping) and name not in scale:
@@ -146,17 +146,19 @@ def attach(
         factor = float(scale[name] if isinstance(scale, Mapping) else scale)
         if not math.isfinite(factor):
             raise SurgeryError(f"scale={factor} of {name!r}: give a finite number", code="argument")
-        if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
+        if (m := pair.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
             raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, not {list(takes)}", code="mismatch")
-        made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
+        low_rank = LowRank(layer, pair.a.detach(), pair.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
-            return made
-        result.set_submodule(name, made)
+            return low_rank
+        result.set_submodule(name, low_rank)
     return result
 
 
 def state(model: nn.Module) -> State:
-    """Return the tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
+    """Return the tensors that are trained, which clients exchange and files hold.
+
+    They belong to adapters and to modules that are trained whole.
 
     Statistics of batch norms move in training mode though their weights are frozen. They are in here of modules that
     are trained whole: name the norms in `train`, or keep them in evaluation mode.
@@ -179,7 +181,7 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
 
 
 def scales(model: nn.Module) -> dict[str, float]:
-    """Return what the product of each adapter is multiplied by, by the name of its layer.
+    """Return the factor of each adapter's product, by the name of its layer.
 
     >>> scales(add(nn.Sequential(nn.Linear(2, 2)), rank=1, scale=2))
     {'0': 2.0}
@@ -201,7 +203,7 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 def merge(model: nn.Module) -> nn.Module:
-    """Return the model with its adapters folded into its weights, W + scale B A: a plain one that computes the same.
+    """Return a plain model with its adapters folded into its weights, W + scale B A.
 
     It is exact but for the rounding of the weights' dtype. All parameters can be trained again. Weights of layers that
     had no adapter share their memory with the model.
@@ -220,10 +222,10 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
-    """Take adapters out of a plain model again: the model with adapters whose weights are W - scale B A.
+    """Take adapters out of a merged model again: its weights become W - scale B A.
 
     It is the inverse of `merge` but for the rounding of the weights' dtype. DoRA's magnitudes are the merged weights'
-    norms, and the norms that these are in the place of are those of `model`.
+    norms; they replace the norms of `model`.
 
     Args:
         merged: a plain model, as `merge` makes it, perhaps trained further.
@@ -233,8 +235,8 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     >>> torch.equal(unmerge(merge(adapted), adapted)[0].base_layer.weight, adapted[0].base_layer.weight)
     True
     """
-    found, rest = factors(state(model))
-    tensors = {name: tensor for one in found.values() for name, tensor in one.state.items()}
+    adapters, rest = factors(state(model))
+    tensors = {name: tensor for adapter in adapters.values() for name, tensor in adapter.state.items()}
     whole = sorted({name.rpartition(".")[0] for name in rest})
     result = attach(merged, tensors, train=whole, scale=scales(model))
     with_adapters = dict(adapted_layers(model))
@@ -326,7 +328,7 @@ def _list_trained(model: nn.Module, train: Sequence[str]) -> set[str]:
 
 
 def _share(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
-    """Return a copy whose parameters are new ones in the same memory, but for those with values here."""
+    """Return a copy with new parameters in the same memory, but for the given values."""
     result, tensors = copy_sharing(model)
     names = names_by_id(model)
     changing = {key: t for key, t in tensors.items() if t.is_floating_point() or names.get(key) in values}
@@ -346,13 +348,13 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 
 
 def _replace(model: nn.Module, merged: bool) -> nn.Module:
-    """Return a plain model: the base layers, or these with the adapters folded into them."""
+    """Return a plain model: the base layers, with the adapters folded in if asked."""
     result = _share(model)
-    found = dict(adapted_layers(result))
-    if not found:
+    layers = dict(adapted_layers(result))
+    if not layers:
         raise SurgeryError("the model has no adapters", code="argument")
     shared = _several_owners(result)
-    for name, layer in found.items():
+    for name, layer in layers.items():
         plain = layer.base_layer
         if merged:
             if id(plain.weight) in shared:

@@ -51,7 +51,9 @@ HEADS = {name: ["classifier", "score"] for name in ("SEQ_CLS", "TOKEN_CLS")} | {
 
 
 def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
-    """Write the adapters of a model into a new folder, from which `PeftModel.from_pretrained(base, folder)` reads them.
+    """Write the adapters of a model into a new folder in peft's format.
+
+    `PeftModel.from_pretrained(base, folder)` reads them.
 
     Args:
         model: with adapters.
@@ -59,17 +61,17 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         settings: more entries of the configuration, such as base_model_name_or_path and task_type.
 
     Raises:
-        SurgeryError: if the folder is there already, and for a model of which peft would compute something else.
+        SurgeryError: if the folder is there already, and for a model that peft would compute differently.
     """
     tensors, factor = state(model), scales(model)
-    found, rest = factors(tensors)
-    if not found:
+    adapters, rest = factors(tensors)
+    if not adapters:
         raise SurgeryError("the model has no adapters", code="argument")
-    if "" in found:
+    if "" in adapters:
         raise SurgeryError("the model is one layer, without a name for peft: put it into a module", code="unsupported")
     check_tied(model.named_parameters(remove_duplicate=False), rest, "leave it out of train")
     _check_convolutions(model)
-    dora = [one.magnitude is not None for one in found.values()]
+    dora = [adapter.magnitude is not None for adapter in adapters.values()]
     if any(dora) and not all(dora):
         raise SurgeryError("some adapters are LoRA's, some DoRA's, and peft's files of one kind", code="unsupported")
     ranks = rank_of(tensors)
@@ -108,24 +110,24 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
 
 
 def check_tied(
-    named: Iterable[tuple[str, Tensor]], changed: Collection[str], way: str, what: str = "is trained whole"
+    named: Iterable[tuple[str, Tensor]], changed: Collection[str], way: str, reason: str = "is trained whole"
 ) -> None:
-    """Raise SurgeryError for what changes and has several names, of which peft changes one."""
+    """Raise SurgeryError for changed tensors with several names: peft changes one."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
         place = tensor.data_ptr() if tensor.layout is torch.strided else 0
         names.setdefault(place or id(tensor), []).append(name)
     for both in names.values():
-        if len(both) > 1 and (one := next((name for name in both if name in changed), None)):
-            other = next(name for name in both if name != one)
+        if len(both) > 1 and (changed_name := next((name for name in both if name in changed), None)):
+            other = next(name for name in both if name != changed_name)
             raise SurgeryError(
-                f"{one!r} {what}, and peft leaves its other name {other!r} as it was: {way}, or untie them",
+                f"{changed_name!r} {reason}, and peft leaves its other name {other!r} as it was: {way}, or untie them",
                 code="unsupported",
             )
 
 
 def _check_convolutions(model: nn.Module) -> None:
-    """Raise SurgeryError for convolutions whose padding or dilation peft's A does not have."""
+    """Raise SurgeryError for convolutions with padding or dilation that A cannot have."""
     for name, layer in adapted_layers(model):
         kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
         if kind != "zeros" or any(d != 1 for d in dilation):
@@ -142,34 +144,35 @@ def _list_saved(model: nn.Module, tensors: State, whole: Iterable[str], task: st
     """
     owners = {name.rpartition(".")[0] for name in whole}
     saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
-    asked = saved + HEADS.get(task or "", [])
-    for one in saved:
+    patterns = saved + HEADS.get(task or "", [])
+    for pattern in saved:
         try:
-            re.compile(one)
+            re.compile(pattern)
         except re.error as error:
             raise SurgeryError(
-                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it", code="unsupported"
+                f"peft reads {pattern!r} as a regular expression, and it is none ({error}): rename it",
+                code="unsupported",
             ) from None
-    for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
-        taken = name.endswith(one)
+    for (name, module), pattern in product(model.named_modules(remove_duplicate=False), patterns):
+        taken = name.endswith(pattern)
         if isinstance(module, LowRank):
             # As in peft, which does not escape the name: a.b is axb as well.
-            taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
+            taken = taken or bool(re.match(rf"(.*\.)?{pattern}(\..*)?$", name))
         elif taken:
             keys = {join(name, key) for key in module.state_dict()}
             taken = bool(keys) and not (name in saved and keys <= tensors.keys())
         if taken:
             raise SurgeryError(
-                f"peft takes {name!r}, which is not trained whole, for {one!r}, which "
-                f"{'is' if one in saved else f'task_type={task} trains'}, as their names end alike: train both whole "
-                "and adapt neither, or rename one",
+                f"peft takes {name!r}, which is not trained whole, for {pattern!r}, which "
+                f"{'is' if pattern in saved else f'task_type={task} trains'}, as their names end alike: train both "
+                "whole and adapt neither, or rename one",
                 code="ambiguous",
             )
     return saved
 
 
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
-    """Return the adapted modules; as a pattern where peft would also take another module that ends like one of them."""
+    """Return the adapted modules, as a pattern where their names would match others."""
     others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
     alike = any(other not in names and other.endswith(tuple(f".{name}" for name in names)) for other in others)
     return "|".join(map(re.escape, names)) if alike else names
@@ -196,7 +199,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
-    """Return the configuration and the tensors of a folder, under the names of a model without peft."""
+    """Return a folder's configuration, and its tensors by a plain model's names."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote", code="file")
@@ -226,13 +229,16 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
 
 
 def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor] | None) -> None:
-    """Take out the weights of the base that peft saves beside adapters of embeddings, if they are those of the base."""
+    """Remove the base's weights that peft saves beside adapters of embeddings.
+
+    Raises SurgeryError if they differ from the weights of the base.
+    """
     adapted = rank_of(tensors)
     for name in [name for name in tensors if name.rpartition(".base_layer.")[0] in adapted]:
-        own, saved = name.replace(".base_layer.", "."), tensors.pop(name)
-        if values is not None and own in values and not torch.equal(values[own], saved.to(values[own])):
+        plain, saved = name.replace(".base_layer.", "."), tensors.pop(name)
+        if values is not None and plain in values and not torch.equal(values[plain], saved.to(values[plain])):
             raise SurgeryError(
-                f"{folder}: {name!r} is not {own!r} of the model, so that the adapter belongs to another base: give "
+                f"{folder}: {name!r} is not {plain!r} of the model, so that the adapter belongs to another base: give "
                 "that one, or save it from peft with save_embedding_layers=False",
                 code="mismatch",
             )

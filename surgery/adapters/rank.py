@@ -1,4 +1,4 @@
-"""Adapters of other ranks, as states: names and tensors, with no model around them.
+"""Adapters of other ranks as states: names and tensors without a model.
 
 The rank is the one axis that A [rank, in] and B [out, rank] share, and an adapter's sense is the product B A alone. Of
 every function here it is known whether it keeps the products exactly, or how far off they are. The scale that
@@ -35,7 +35,7 @@ SPELLINGS = (
 )
 """How the names of A and B end after the name of the module; * is the name of the adapter."""
 MAGNITUDES = MAGNITUDE, f"{MAGNITUDE}.weight", f"{MAGNITUDE}.*.weight", "dora_scale", "magnitude"
-"""How those of DoRA's magnitudes end."""
+"""Ends of the names of DoRA's magnitudes."""
 
 
 def _pattern(end: str) -> re.Pattern[str]:
@@ -77,7 +77,7 @@ class Factors(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The factor of the product, alpha / rank. Raises SurgeryError for an alpha without a value."""
+        """The factor of the product, alpha / rank; SurgeryError without alpha's value."""
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
@@ -98,12 +98,12 @@ class Factors(NamedTuple):
 
 
 def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
-    """Return the adapters of a state by the names of their modules, and all other tensors.
+    """Return a state's adapters by the names of their modules, and all other tensors.
 
     Raises SurgeryError for a factor without the other one, for two of unequal rank, for several adapters, and for parts
     of adapters that are no product B A.
     """
-    found: dict[str, Factors] = {}
+    pairs: dict[str, Factors] = {}
     rest = dict(as_state(tensors, "the adapters"))
     adapters: dict[str | None, str] = {}  # by an adapter's name a tensor of it
     for name in [name for name in rest if "lora" in name]:
@@ -120,8 +120,8 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         if second not in rest:
             raise SurgeryError(f"{name!r} is there without {second!r}: an adapter has both", code="mismatch")
         adapters.setdefault(adapter[0] if adapter else None, name)
-        if len(adapters) > 1 or module in found:
-            other = found[module].names[0] if module in found else next(iter(adapters.values()))
+        if len(adapters) > 1 or module in pairs:
+            other = pairs[module].names[0] if module in pairs else next(iter(adapters.values()))
             raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one", code="mismatch")
         others = next((other for other in magnitudes if other in rest), magnitudes[0]), join(module, "alpha")
         alpha = rest.pop(others[1]) if others[1] in rest and rest[others[1]].numel() == 1 else None
@@ -131,33 +131,33 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
             raise SurgeryError(
                 f"{name!r} {list(a.shape)} and {second!r} {list(b.shape)} share no rank", code="mismatch"
             )
-        found[module] = pair
-    biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
-    scalars = {join(module, "scalar") for module in found}
+        pairs[module] = pair
+    biases = {pair.names[1].removesuffix("weight") + "bias" for pair in pairs.values() if pair.alpha is None}
+    scalars = {join(module, "scalar") for module in pairs}
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
             f"{odd[0]!r} is no factor, or one without the other: give adapters of two factors, with both",
             code="mismatch",
         )
-    return found, rest
+    return pairs, rest
 
 
 def require_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
     """`factors` of a state that has adapters. Raises SurgeryError for one without."""
-    found, rest = factors(tensors)
-    if not found:
+    pairs, rest = factors(tensors)
+    if not pairs:
         some = f", such as {next(iter(rest))!r}," if rest else ""
         raise SurgeryError(
             f"none of the {len(rest)} tensors{some} is an adapter's factor: names of factors end in "
             f"{', '.join(dict.fromkeys(first for first, _ in SPELLINGS))}",
             code="argument",
         )
-    return found, rest
+    return pairs, rest
 
 
-def check_unscaled(found: Mapping[str, Factors]) -> None:
-    """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
-    if pair := next((pair for pair in found.values() if pair.alpha is not None), None):
+def check_unscaled(pairs: Mapping[str, Factors]) -> None:
+    """Raise SurgeryError for an adapter with an alpha: another number scales it here."""
+    if pair := next((pair for pair in pairs.values() if pair.alpha is not None), None):
         raise SurgeryError(
             f"{pair.others[1]!r} also scales the product: multiply {pair.names[1]!r} by alpha / rank, and drop alpha",
             code="argument",
@@ -172,7 +172,7 @@ def name_factors(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors
 
 
 def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the rank of each adapter, by the name of its module. Raises SurgeryError for a state without adapters.
+    """Return the rank of each adapter by its module's name; SurgeryError without any.
 
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
@@ -181,7 +181,7 @@ def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def products(tensors: Mapping[str, Tensor]) -> State:
-    """B A of each adapter, [out, in] or for convolutions [out, in, *kernel], by the name of its module.
+    """Return B A of each adapter, [out, in] or [out, in, *kernel], by module name.
 
     Where the state holds alpha, it is multiplied by alpha / rank.
 
@@ -215,7 +215,7 @@ def resize(
 ) -> Resized:
     """Change the rank of adapters.
 
-    A rank that grows is exact: B gets columns of zeros, and A rows that are drawn as those of a new adapter. One that
+    A rank that grows is exact: B gets columns of zeros, and A rows that are initialised as in a new adapter. One that
     shrinks loses something, as little as possible with `svd`. DoRA's magnitudes stay as they are. So does the scale: an
     alpha in the state is multiplied as the rank is.
 
@@ -226,7 +226,7 @@ def resize(
         how: svd: the best product of that rank, or of the same (Eckart and Young), with its singular values in equal
             parts in A and B, the largest first; it takes the decomposition of a matrix of the old rank, never of the
             product. truncate: the first rows of A and columns of B, as HetLoRA takes them (Cho et al., EMNLP 2024).
-        generator: what new rows are drawn with; None: they are zero, so that both factors are (such rows learn nothing
+        generator: initialises new rows; None: they are zero, so that both factors are (such rows learn nothing
             before one of them changes).
 
     >>> tensors = {"fc.lora_A.weight": torch.tensor([[1.0, 0.0], [1.0, 0.0]]), "fc.lora_B.weight": torch.eye(2)}
@@ -236,41 +236,41 @@ def resize(
     """
     if how not in ("svd", "truncate"):
         raise SurgeryError(f"how={how!r}: give svd or truncate", code="argument")
-    found, rest = require_factors(tensors)
-    if isinstance(rank, Mapping) and found.keys() != rank.keys():
-        raise SurgeryError(f"rank is given for {sorted(rank)}, the adapters are {sorted(found)}", code="name")
-    result, error = dict(rest), dict.fromkeys(found, 0.0)
+    adapters, rest = require_factors(tensors)
+    if isinstance(rank, Mapping) and adapters.keys() != rank.keys():
+        raise SurgeryError(f"rank is given for {sorted(rank)}, the adapters are {sorted(adapters)}", code="name")
+    result, error = dict(rest), dict.fromkeys(adapters, 0.0)
     lost: dict[str, Tensor] = {}
-    for module, one in found.items():
+    for module, adapter in adapters.items():
         new = rank[module] if isinstance(rank, Mapping) else rank
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
             raise SurgeryError(f"rank={new!r}: give a whole number of at least 1", code="argument")
-        if new > len(one.a) or (how == "truncate" and new == len(one.a)):
-            a, b = _grow(one, new, generator)
+        if new > len(adapter.a) or (how == "truncate" and new == len(adapter.a)):
+            a, b = _grow(adapter, new, generator)
         else:
             try:
-                a, b, lost[module] = _shrunk(one, new, how)
+                a, b, lost[module] = _shrunk(adapter, new, how)
             except torch.linalg.LinAlgError:
                 raise SurgeryError(f"{module!r}'s adapter holds NaN or infinity: leave it out", code="values") from None
-        result |= one.with_factors(a, b, one.scale).state
+        result |= adapter.with_factors(a, b, adapter.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
     return Resized({name: result[name] for name in tensors}, error)
 
 
-def _grow(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    more = one.a.new_zeros(rank - len(one.a), *one.a.shape[1:])
+def _grow(pair: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    more = pair.a.new_zeros(rank - len(pair.a), *pair.a.shape[1:])
     if generator is not None and len(more):
-        bound = one.a.shape[1:].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
+        bound = pair.a.shape[1:].numel() ** -0.5  # as in nn.init.kaiming_uniform_(a=sqrt(5))
         drawn = torch.empty(more.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
         more = upload(drawn.to(more.dtype), more.device)
-    none = one.b.new_zeros(len(one.b), len(more), *one.b.shape[2:])
-    return torch.cat([one.a, more]), torch.cat([one.b, none], 1)
+    none = pair.b.new_zeros(len(pair.b), len(more), *pair.b.shape[2:])
+    return torch.cat([pair.a, more]), torch.cat([pair.b, none], 1)
 
 
-def _shrunk(one: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = compute_dtype(one.a.dtype)
-    a, b = one.a.flatten(1).to(dtype), one.b.flatten(1).to(dtype)
+def _shrunk(pair: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = compute_dtype(pair.a.dtype)
+    a, b = pair.a.flatten(1).to(dtype), pair.b.flatten(1).to(dtype)
     # B A = Q_b (R_b R_a^T) Q_a^T, whose core has the old rank on both sides at most.
     q_a, r_a = torch.linalg.qr(a.T)
     q_b, r_b = torch.linalg.qr(b)
@@ -287,14 +287,14 @@ def _shrunk(one: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, Tensor]:
     whole = torch.linalg.norm(s)
     error = torch.where(whole > 0, lost / whole, 0)
     return (
-        a.to(one.a.dtype).unflatten(1, one.a.shape[1:]),
-        b.to(one.b.dtype).view(len(b), rank, *one.b.shape[2:]),
+        a.to(pair.a.dtype).unflatten(1, pair.a.shape[1:]),
+        b.to(pair.b.dtype).view(len(b), rank, *pair.b.shape[2:]),
         error,
     )
 
 
 def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
-    """Join adapters along the rank, so that their product is the weighted mean of the products, exactly.
+    """Join adapters along the rank; the product is exactly the weighted mean product.
 
     FLoRA's aggregation (Wang et al., NeurIPS 2024, eq. 6), and with `resize` after it FlexLoRA's. The mean of factors,
     in contrast, has a product that is no mean of products.
@@ -306,8 +306,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
         weights: of each; they are divided by their sum. None: equal ones.
 
     Returns:
-        Adapters whose ranks are the sums of the given ones. The weights are in B. With alpha the scale is that of the
-        first state.
+        Adapters whose ranks are the sums of the given ones. The weights are in B. With alpha the scale is the
+        first state's.
 
     Raises:
         SurgeryError: for a state without adapters, for other names or shapes, and for DoRA.
@@ -321,7 +321,7 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     if not states:
         raise SurgeryError("there are no adapters to stack: give at least one state", code="argument")
     split = [require_factors(tensors) for tensors in states]
-    if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
+    if dora := [name for pairs, _ in split for name, pair in pairs.items() if pair.magnitude is not None]:
         raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's: merge and average instead", code="unsupported")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if min(shares, default=0) < 0:
@@ -332,11 +332,11 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf:
         raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, one above 0", code="argument")
     shares = [share / sum(shares) for share in shares]
-    for k, (found, _) in enumerate(split[1:], 1):
-        check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")
+    for k, (pairs, _) in enumerate(split[1:], 1):
+        check_same_shapes(_rankless(split[0][0]), _rankless(pairs), "state 0", f"state {k}")
     result: State = average([rest for _, rest in split], weights=shares) if split[0][1] else {}
     for module, pair in split[0][0].items():
-        every = [found[module] for found, _ in split]
+        every = [pairs[module] for pairs, _ in split]
         a = torch.cat([other.a for other in every])
         scale = pair.scale or 1.0
         b = torch.cat([share * (other.scale / scale) * other.b for share, other in zip(shares, every)], 1)
@@ -344,12 +344,12 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     return {name: result[name] for name in states[0]}
 
 
-def _rankless(found: Mapping[str, Factors]) -> dict[str, tuple[int, ...]]:
+def _rankless(pairs: Mapping[str, Factors]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all factors without the axis of the rank, and of alpha."""
     shapes = {}
-    for one in found.values():
-        shapes[one.names[0]] = tuple(one.a.shape[1:])
-        shapes[one.names[1]] = (len(one.b), *one.b.shape[2:])
-        if one.alpha is not None:
-            shapes[one.others[1]] = ()
+    for pair in pairs.values():
+        shapes[pair.names[0]] = tuple(pair.a.shape[1:])
+        shapes[pair.names[1]] = (len(pair.b), *pair.b.shape[2:])
+        if pair.alpha is not None:
+            shapes[pair.others[1]] = ()
     return shapes

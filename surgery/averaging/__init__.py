@@ -1,4 +1,4 @@
-"""Aggregation: weighted, clustered and masked means of models, of one architecture or of several."""
+"""Aggregation: weighted, clustered and masked means of models of any architecture."""
 
 from surgery.averaging.mean import average as average
 from surgery.averaging.mean import combine as combine

@@ -1,4 +1,4 @@
-"""Code that averages of stacks and of submodels share: weights, and tensors that have no mean."""
+"""Shared code for averages: weights, and tensors that have no mean."""
 
 from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
@@ -18,7 +18,7 @@ the values [*S] where none does (None only without a mask)."""
 def reduce_tensor(
     name: str, names: Container[str], values: Tensor, covered: Tensor | None, old: Tensor | None, reduce: Reduce
 ) -> Tensor:
-    """Return the one mask of pruning, the maximum of integers, or what `reduce` makes of other values."""
+    """Return one pruning mask, the maximum of integers, or `reduce` of other values."""
     if is_pruning_mask(name, names):
         return _same_mask(name, values, covered, old)
     if values.is_floating_point() or values.is_complex():
@@ -31,7 +31,7 @@ def reduce_tensor(
 
 
 def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
-    """Return weights [K] or [C, K] in float64 (exact for sample counts and their ratios) on the CPU."""
+    """Return weights [K] or [C, K] in float64 on the CPU, exact for sample counts."""
     if weights is None:
         return torch.ones(k, dtype=torch.float64)
     try:
@@ -49,7 +49,10 @@ def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
 
 
 def _same_mask(name: str, masks: Tensor, covered: Tensor | None, keep: Tensor | None) -> Tensor:
-    """Return the mask that all have in [K, *S], or `keep` where nobody covers. Raises SurgeryError where two differ."""
+    """Return the mask that all have in [K, *S], or `keep` where no one covers.
+
+    Raises SurgeryError where two differ.
+    """
     if covered is None:
         first, equal = masks[0], masks == masks[0]
     else:

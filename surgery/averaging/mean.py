@@ -23,8 +23,8 @@ def average(
 ) -> State | Stack:
     """Take the weighted mean of K models, element by element.
 
-    With `plans` the models may have different sizes: the mean is a full model, each element of which is averaged over
-    the models that cover it. It is what embedding every model by its plan and averaging with the masks gives, but in
+    With `plans` the models may have different sizes: the mean is a full model, and each element is averaged over the
+    models that cover it. It is what embedding every model by its plan and averaging with the masks gives, but in
     time linear in the number of elements of the models, and without more memory than the result's. This is the
     aggregation of HeteroFL, NeFL and FedFA (Alg. 1, lines 16-22): a tensor with several sources, as in a grafted block,
     counts at each of them, and of positions that repeat (in a wider model) the first does. On the CPU several tensors

@@ -30,11 +30,11 @@ from surgery.threads import in_threads
 from surgery.transfer import upload
 
 _SLAB = 1 << 18  # elements; small enough for the sum over the clients to stay in the cache
-_REGIONS = 32  # up to so many are divided one by one, more by a tensor of weights
+_REGIONS = 32  # up to this number they are divided one by one, beyond it by a tensor of weights
 
 
 class _Part(NamedTuple):
-    """One client's part of one tensor of the full model: its share of the weight, its values and their place."""
+    """One client's part of a full tensor: its share of the weight, values and place."""
 
     client: int
     share: float
@@ -69,18 +69,19 @@ def average_parts(
             parts[full] += [_Part(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
 
     def mean(name: str) -> Tensor:
-        old, own = fallback[name].detach(), parts[name]
-        for part in own:
-            kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
+        old, tensor_parts = fallback[name].detach(), parts[name]
+        for part in tensor_parts:
+            kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (old, part.values)]
             if kinds[0] != kinds[1]:
                 raise SurgeryError(f"{name!r} is {old.dtype} in the fallback, not {part.values.dtype}", code="mismatch")
         with torch.no_grad():  # threads do not inherit it from the caller
             numeric = old.is_floating_point() or old.is_complex()
             if reduce is None and numeric and not is_pruning_mask(name, fallback):
-                return _mean(old, own)
+                return _mean(old, tensor_parts)
             if not numeric or is_pruning_mask(name, fallback):
-                own = [part._replace(factor=1.0) for part in own]
-            values, covered = _embedded(old if numeric else old.to(torch.int64), own)  # compared as they are in states
+                tensor_parts = [part._replace(factor=1.0) for part in tensor_parts]
+            # integers are compared as they are in states
+            values, covered = _embedded(old if numeric else old.to(torch.int64), tensor_parts)
             return reduce_tensor(name, fallback, values, covered, old.to(values), reduce).to(old)
 
     if reduce is not None:
@@ -92,7 +93,10 @@ def average_parts(
 
 
 def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Tensor]]:
-    """Return the models as states; SurgeryError unless each matches its plan, and all plans are of one full model."""
+    """Return the models as states; SurgeryError unless each matches its plan.
+
+    All plans must be of one full model.
+    """
     if isinstance(models, Mapping):
         models = unstack(models)
     if not isinstance(models, list | tuple):
@@ -124,24 +128,24 @@ def client_weights(weights: Weights, k: int) -> Tensor:
 def _scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
-    """Return factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
+    """Return factors [K] by the full model's names; SurgeryError if not valid."""
     try:
-        given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+        tensors = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(f"factors are numbers [{k}] by name: {error}", code="argument") from None
-    for name, factor in given.items():
+    for name, factor in tensors.items():
         if name not in full:
             raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor", code="name")
         if factor.shape != (k,):
             raise SurgeryError(f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}]", code="argument")
-    scales = {name: factor.tolist() for name, factor in given.items()}
+    scales = {name: factor.tolist() for name, factor in tensors.items()}
     if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
         raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite", code="argument")
     return scales
 
 
 def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
-    """Return the clients' values in the full tensor, [clients, *S], and where they are."""
+    """Return the clients' values in the full tensor, [clients, *S], and their places."""
     rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
     values = keep.new_zeros(max(1, len(rows)), *keep.shape)
     covered = torch.zeros_like(values, dtype=torch.bool)
@@ -199,11 +203,11 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
 
 
 def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
-    """Add alpha times what a part has of a slab in place; the slab begins at `start` of the first axis."""
-    found = _within(part, slab, start)
-    if found is None:
+    """Add alpha times a part's share of a slab, which begins at `start`, in place."""
+    overlap = _within(part, slab, start)
+    if overlap is None:
         return
-    values, index = found
+    values, index = overlap
     if values.device != slab.device:
         values = values.to(slab.device)
     if is_scatter_faster(index):
@@ -229,7 +233,7 @@ def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | Non
 
 
 class _Mass:
-    """The sum of weights at each element: constant in each cell of the grid that the ends of all ranges make."""
+    """The sum of weights at each element, as a grid of cells with one value each."""
 
     def __init__(self, shape: Sequence[int], parts: list[_Part]):
         self.cuts = [
@@ -244,9 +248,7 @@ class _Mass:
             self.cells += covered
 
     def regions(self, start: int, stop: int) -> Iterator[tuple[tuple[slice, ...], float | Tensor]]:
-        """Yield the weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's
-        shape.
-        """
+        """Yield the weights of a slab: numbers with places, or one tensor for a fine grid."""
         first, last = bisect_left(self.cuts[0], start + 1) - 1, bisect_left(self.cuts[0], stop)
         cells = self.cells[first:last]
         low, high = cells.aminmax()

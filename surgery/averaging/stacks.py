@@ -69,7 +69,7 @@ def check_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
 
 
 def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: Sequence[int]) -> State:
-    """Return what row c of the weights, `rows` is [C] or (), falls back to: the fallback, or entry c of a stack."""
+    """Return what row c of the weights falls back to: the fallback, or its entry c."""
     single = {name: tensor[0] for name, tensor in models.items()}
     stacked = rows and all(n in fallback and fallback[n].shape == (*rows, *t.shape) for n, t in single.items())
     keep = {name: tensor[c] for name, tensor in fallback.items()} if stacked else dict(fallback)
@@ -78,7 +78,7 @@ def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], 
 
 
 def _mean(shares: Moved, _: str, values: Tensor, covered: Tensor | None, old: Tensor | None) -> Tensor:
-    """Return the mean over the first axis in the dtype to compute in, and `old` where nobody covers."""
+    """Return the mean over the first axis in the computing dtype; `old` without cover."""
     weights = shares(values.device, compute_dtype(values.dtype))
     flat = values.reshape(values.shape[0], values[0].numel()).to(weights.dtype)
     if covered is None:

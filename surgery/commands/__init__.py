@@ -1,4 +1,4 @@
-"""The commands of `python -m surgery`: a function's signature is its command line, its docstring its --help."""
+"""Commands of `python -m surgery`: signatures are command lines, docstrings help."""
 
 from collections.abc import Callable
 

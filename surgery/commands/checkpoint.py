@@ -1,4 +1,4 @@
-"""Code that commands on checkpoints share: the checkpoint that is read, its model, and the one that is written."""
+"""Code that commands share: the checkpoint to read, its model, the one to write."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with 
 
 
 class Model:
-    """A checkpoint, and the model that it belongs to, which is built when it is first asked for.
+    """A checkpoint and its model, which is built when it is first asked for.
 
     Args:
         path: of the file or folder.
@@ -57,7 +57,7 @@ class Model:
         return self.name is not None or (self.folder is not None and (self.folder.path / "config.json").is_file())
 
     def build(self, module: nn.Module | None = None) -> nn.Module:
-        """Build the model, or take the given one; from now on `values` have the names of `surgery.state(model)`."""
+        """Build the model, or take the given one; `values` then have the model's names."""
         if self.module is None:
             module = (build(self.name, self.folder) if module is None else module).eval()
             try:
@@ -71,19 +71,19 @@ class Model:
         return self.module
 
     def load(self, module: nn.Module | None = None) -> nn.Module:
-        """Build the model with these weights, all of which are read."""
+        """Build the model with these weights, which are all read."""
         net = self.build(module)
         with about(str(self.path)):
             return load(net, dict(self.values))
 
     def run_arguments(self) -> dict[str, Any]:
-        """Return what functions that follow the model are given: an example, and what of its output counts."""
+        """Return the example, and what of its output counts, for functions that need both."""
         example = example_for(self.build(), self.shape)
         check_runs(self.build(), example, self.shape)
         return {"example": example, "output": output_for(self.build())}
 
     def source(self) -> dict[str, Any]:
-        """Return what is remembered of it in what is made of it: its path, size, and a hash of its names and shapes."""
+        """Return the record of it: its path, size, and a hash of its names and shapes."""
         shapes = {name: self.checkpoint.pieces(name).shape for name in self.checkpoint}
         return {"path": str(self.path), "bytes": _total(self.checkpoint), "fingerprint": fingerprint(shapes)}
 
@@ -106,7 +106,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """The checkpoint that a command writes. Nothing may be there, which is looked at before anything is computed."""
+    """The checkpoint that a command writes; nothing may be there before."""
 
     out: flags.File
     """the new checkpoint: a file, or a folder, which also gets the other files of the given folder"""
@@ -131,10 +131,10 @@ class Output:
         """
         config = None if self.out.suffix else config_of(module)
         text = f"{self.out}: {len(values)} tensor{'s' * (len(values) != 1)}, {size_text(_total(values))}"
-        made = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
+        record = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
         options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
         with tqdm(total=_total(values), desc=self.out.name, **options) as bar:
-            metadata, folder = {PROVENANCE: json.dumps(made)}, None if like is None else like.folder
+            metadata, folder = {PROVENANCE: json.dumps(record)}, None if like is None else like.folder
             more: dict[str, Any] = {"config": config, "shard_bytes": size_in_bytes(self.shard_size)}
             write(self.out, values, metadata=metadata, like=folder, progress=bar.update, **more)
         print(text)
@@ -142,7 +142,7 @@ class Output:
 
 @dataclass(frozen=True)
 class PlannedOutput(Output):
-    """The checkpoint that a command writes, and the plan by which it lies in the given one, or that one in it."""
+    """The checkpoint that a command writes, and the plan of the smaller in the larger."""
 
     plan: Annotated[Path | None, flags.optional(metavar="PLAN.json")] = None
     """where to write the plan: how the smaller of the two models lies in the other"""
@@ -202,9 +202,9 @@ def config_of(module: nn.Module | None) -> dict | None:
         SurgeryError: if the model's class would make other tensors of it, so that it could not read its weights.
     """
     config = None if module is None else config_json(module)
-    if module is not None and config is not None and (what := why_unreadable(module)):
+    if module is not None and config is not None and (reason := why_unreadable(module)):
         raise SurgeryError(
-            f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
+            f"no config.json describes the result ({reason}), so that from_pretrained would refuse it: give a file, "
             "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
             "prune has --even, --heads and --rounding, which keep layers alike",
             code="unsupported",
@@ -213,7 +213,7 @@ def config_of(module: nn.Module | None) -> dict | None:
 
 
 def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
-    """Build the model of a name, or the one that a HuggingFace folder's config.json describes, with random weights.
+    """Build the model of a name or of a folder's config.json, with random weights.
 
     Args:
         name: timm:NAME, torchvision:NAME or MODULE:FACTORY, where modules are also looked for in the working directory;
@@ -234,30 +234,32 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
         return make_model(called, **arguments)
     if not library or not factory:
         raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
-    made = flags.import_object(called, "model")(**arguments)
-    if not isinstance(made, nn.Module):
-        raise SurgeryError(f"model {called} gives a {type(made).__name__}, not a torch.nn.Module", code="argument")
-    return made
+    model = flags.import_object(called, "model")(**arguments)
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"model {called} gives a {type(model).__name__}, not a torch.nn.Module", code="argument")
+    return model
 
 
 def _describe(folder: Checkpoint | None) -> nn.Module:
-    found = None if folder is None else folder.config
-    if folder is None or found is None:
+    config = None if folder is None else folder.config
+    if folder is None or config is None:
         raise SurgeryError(f"the checkpoint holds tensors only: give its --model {_FORMS}", code="argument")
     file = folder.path / "config.json"
     try:
-        return model_of(folder.path, found["architectures"][0])
+        return model_of(folder.path, config["architectures"][0])
     except ImportError:
         raise SurgeryError(f"{file} needs transformers, which is not installed: give --model", code="missing") from None
     except Exception as error:  # transformers' own, of all kinds
         raise SurgeryError(f"{file} is of no model ({first_line(error)}): give --model", code="unsupported") from None
 
 
-def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:
-    """Return the values under the names of `surgery.state(model)`; of tied tensors the first name that is there counts.
+def state_for(model: nn.Module, values: LazyState, label: str, called: str | None = None) -> LazyState:
+    """Return the values under the names of `surgery.state(model)`.
+
+    Of tied tensors the first name that is there counts.
 
     Args:
-        what, called: what errors call the values, and the model.
+        label, called: what errors call the values, and the model.
 
     Raises:
         SurgeryError: if a tensor of the model is missing or has another shape, or one of the values is unknown.
@@ -269,36 +271,36 @@ def state_for(model: nn.Module, values: LazyState, what: str, called: str | None
         first = first_names.get(tensor.data_ptr())
         if name not in places and first and first not in values and name in values:
             places[first] = name
-    found = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, what)
+    entries = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, label)
     sizes, kind, wrong = shapes_of(model), called or type(model).__name__, ""
-    if missing := [name for name in places if name not in found]:
+    if missing := [name for name in places if name not in entries]:
         wrong = f"no {missing[0]!r}, which {kind} has, and {len(missing) - 1} more such tensors"
     elif extra := [name for name in values if name not in places.values() and name not in tied]:
         wrong = f"{extra[0]!r}, which {kind} does not have, and {len(extra) - 1} more such tensors"
-    elif odd := [name for name in places if found.pieces(name).shape != sizes[name]]:
-        wrong = f"{odd[-1]!r} of shape {found.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
+    elif odd := [name for name in places if entries.pieces(name).shape != sizes[name]]:
+        wrong = f"{odd[-1]!r} of shape {entries.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
     if wrong:
         way_out = "give the --model that it was saved from, with its arguments, such as num_classes=10 for 10 classes"
-        raise SurgeryError(f"{what} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
-    return found
+        raise SurgeryError(f"{label} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
+    return entries
 
 
 def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
-    """Raise a SurgeryError, which says what to do on the command line, unless a model runs on its example."""
+    """Raise a SurgeryError with a way out for the command line unless a model runs."""
     hint = "; give the shape of one input as --input, without the batch"
     if shape is not None:
-        given, seen = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
-        hint = f"; --input {given} is one input without the batch, so that the model got {seen}"
+        shape_text, batch_text = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
+        hint = f"; --input {shape_text} is one input without the batch, so that the model got {batch_text}"
 
-    def run(net: nn.Module, given: Any) -> None:
+    def run(net: nn.Module, inputs: Any) -> None:
         with in_mode(net, training=False):
-            call(net, given)
+            call(net, inputs)
 
     observe(model, example, run, hint)
 
 
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
-    """Make an input of a model: zeros of the given shape (without the batch), or tokens where it begins with a table.
+    """Make an input of a model: zeros of the given shape, or tokens for a table.
 
     One for an encoder and a decoder also has tokens that the decoder reads.
     """

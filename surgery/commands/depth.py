@@ -44,7 +44,7 @@ def _change(
     name: str,
     **depths: Any,
 ) -> None:
-    """Change the model, or where it is not known, what the names of its tensors show of it."""
+    """Change the model or, if it is not known, the model that its tensors' names show."""
     if model.described:
         changed, plan = change(model.build(), example=model.run_arguments()["example"], **depths)
     else:
@@ -56,6 +56,6 @@ def _change(
                 code="ambiguous",
             )
         (_, plan), changed = change(shapes, **depths), None
-    made = {"do": name, **depths}
-    to.write(apply(plan, model.values), made, {"model": model}, like=model, module=changed)
+    record = {"do": name, **depths}
+    to.write(apply(plan, model.values), record, {"model": model}, like=model, module=changed)
     to.write_plan(plan)

@@ -1,4 +1,4 @@
-"""Arguments as they are written behind their flags, and functions of the user's own."""
+"""Arguments as written behind their flags, and functions of the user's own."""
 
 import ast
 import importlib
@@ -23,8 +23,8 @@ def make_list_reader(kind: type) -> Any:
         try:
             return tuple(kind(text) for text in texts[0].split(","))
         except ValueError:
-            what = "whole numbers" if kind is int else "numbers"
-            raise ValueError(f"{texts[0]!r} is no list of {what}: write them with one comma between two") from None
+            noun = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"{texts[0]!r} is no list of {noun}: write them with one comma between two") from None
 
     metavar = f"{kind.__name__.upper()},..."
     return PrimitiveConstructorSpec(1, metavar, parse, lambda value: True, lambda value: [str(value)])
@@ -84,7 +84,7 @@ def value_of(text: str) -> Any:
 
 
 def import_object(name: str, flag: str) -> Callable[..., Any]:
-    """Import what a module of the user's calls so, `my_module:name`; its errors become a SurgeryError that names it.
+    """Import the user's `my_module:name`; errors become a SurgeryError that names it.
 
     Modules are looked for in the working directory, too.
 
@@ -101,7 +101,7 @@ def import_object(name: str, flag: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         holder = importlib.import_module(module)
-        found = getattr(holder, attribute, None)
+        function = getattr(holder, attribute, None)
     except Exception as error:  # whatever the user's code raises
         raise SurgeryError(
             f"{flag} {name} cannot be loaded: {type(error).__name__}: {first_line(error)}", code="run"
@@ -110,13 +110,13 @@ def import_object(name: str, flag: str) -> Callable[..., Any]:
         near = get_close_matches(attribute, vars(holder), n=1)
         way_out = f"did you mean {module}:{near[0]}?" if near else "give the name of a function in it"
         raise SurgeryError(f"{flag} {name}: {module} has no {attribute}: {way_out}", code="name")
-    if not callable(found):
-        raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function", code="argument")
+    if not callable(function):
+        raise SurgeryError(f"{flag} {name} is a {type(function).__name__}, and should be a function", code="argument")
 
-    @wraps(found)
+    @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
-            return found(*arguments, **named)
+            return function(*arguments, **named)
         except Exception as error:  # whatever the user's code raises
             raise SurgeryError(f"{flag} {name}: {type(error).__name__}: {first_line(error)}", code="run") from error
 
@@ -125,8 +125,8 @@ def import_object(name: str, flag: str) -> Callable[..., Any]:
 
 def batches_of(data: str) -> list[Any]:
     """List what a function of the user's own gives one after another."""
-    found = import_object(data, "--data")()
-    if not isinstance(found, Iterable):
-        raise SurgeryError(f"--data {data} gives a {type(found).__name__}, not several batches", code="argument")
+    batches = import_object(data, "--data")()
+    if not isinstance(batches, Iterable):
+        raise SurgeryError(f"--data {data} gives a {type(batches).__name__}, not several batches", code="argument")
     with explain(f"--data {data} fails"):
-        return list(found)
+        return list(batches)

@@ -1,4 +1,4 @@
-"""The commands that print: what a model or a checkpoint holds, and what surgery can do to it."""
+"""The commands that print a checkpoint's contents, and what can be done to it."""
 
 import sys
 from json import dumps
@@ -59,8 +59,8 @@ def inspect(
             raise SurgeryError("--width, --depth and --plot take timm:NAME; narrow cuts checkpoints", code="argument")
         opened = Model(Path(target), model, input)
         widths = [] if model is None else surgery.widths(opened.build(), **opened.run_arguments())
-        found = contents(opened.checkpoint, widths)
-        print(dumps(found) if json else contents_text(found, widths))
+        content = contents(opened.checkpoint, widths)
+        print(dumps(content) if json else contents_text(content, widths))
         return
     if model is not None:
         raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {target}", code="file")
@@ -81,7 +81,7 @@ def inspect(
 
 
 def is_checkpoint(text: str) -> bool:
-    """Tell whether a text means a file or a folder, which need not be there, and no model by name.
+    """Return whether a text means a file or folder, there or not, and no model's name.
 
     >>> is_checkpoint("timm:resnet18"), is_checkpoint("net.safetensors"), is_checkpoint("folder/net")
     (False, True, True)
@@ -128,8 +128,8 @@ def check(
         return "it runs on its example"
 
     def decomposes() -> str:
-        found = surgery.layers(net, example=example)
-        return f"{len(found)} layers that hold every tensor once, in the order of their first use"
+        layers = surgery.layers(net, example=example)
+        return f"{len(layers)} layers that hold every tensor once, in the order of their first use"
 
     def narrows() -> str:
         small, _ = surgery.narrow(net, width, example, output=output_for(net), strict=True)
@@ -150,11 +150,11 @@ def check(
 
 
 def _deepen(model: nn.Module, example: Any) -> str:
-    found = [section for section in surgery.sections(model, example=example) if repeatable(model, section)]
-    if not found:
+    candidates = [section for section in surgery.sections(model, example=example) if repeatable(model, section)]
+    if not candidates:
         return "nothing to do: the model has no section whose last block could be repeated"
-    deeper, _ = surgery.graft(model, depths={s.name: len(s.blocks) + 1 for s in found}, example=example)
-    surgery.ungraft(deeper, keep={s.name: len(s.blocks) for s in found}, example=example)
-    if len(found) == 1:
+    deeper, _ = surgery.graft(model, depths={s.name: len(s.blocks) + 1 for s in candidates}, example=example)
+    surgery.ungraft(deeper, keep={s.name: len(s.blocks) for s in candidates}, example=example)
+    if len(candidates) == 1:
         return "1 section gets a block more, and loses it again"
-    return f"{len(found)} sections get a block more, and lose it again"
+    return f"{len(candidates)} sections get a block more, and lose it again"

@@ -72,36 +72,46 @@ def merge(
     """
     function = method_of(method)
     takes = inspect.signature(function).parameters
-    given = settings(set, [name for name in takes if name not in ("models", *_OTHER_FLAGS)])
+    options = settings(set, [name for name in takes if name not in ("models", *_OTHER_FLAGS)])
     special = {"base": base, "weights": weights, "data": data, "score": score}
     needs = {_OTHER_FLAGS.get(name, name): p.default is p.empty for name, p in takes.items() if name != "models"}
     for name, value in [*special.items(), ("loss", loss if method != "fisher" else None)]:
         if value is not None and name not in needs:
             raise SurgeryError(f"{method} takes no --{name}: leave it out", code="argument")
     for name, needed in needs.items():
-        if needed and special.get(name, given.get(name)) is None:
+        if needed and special.get(name, options.get(name)) is None:
             raise SurgeryError(f"{method} needs {_NEEDED.get(name, f'--set {name}=VALUE')}", code="argument")
     if not files:
         raise SurgeryError("there are no models to merge: give two or more files", code="argument")
     models, inputs = [Model(file, model, input) for file in files], {}
-    made = {"do": "merge", "method": method, "weights": weights, "data": data, "loss": loss, "score": score, **given}
+    record = {
+        "do": "merge",
+        "method": method,
+        "weights": weights,
+        "data": data,
+        "loss": loss,
+        "score": score,
+        **options,
+    }
     if weights is not None:
-        given["weights"] = list(weights)
+        options["weights"] = list(weights)
     if base is not None:
         inputs["base"] = Model(base)
-        given["base"] = inputs["base"].values
+        options["base"] = inputs["base"].values
     with explain(f"{method} cannot be measured on --data {data}", "; give batches that the model takes"):
         if method == "fisher":
             measure = flags.import_object(loss, "--loss") if loss else F.cross_entropy
-            given["fishers"] = [merging.fisher_information(one.load(), _pairs(data), loss=measure) for one in models]
+            options["fishers"] = [
+                merging.fisher_information(source.load(), _pairs(data), loss=measure) for source in models
+            ]
         elif method == "regmean":
-            given["grams"] = [merging.input_grams(one.load(), flags.batches_of(data)) for one in models]
+            options["grams"] = [merging.input_grams(source.load(), flags.batches_of(data)) for source in models]
     if method == "greedy_soup":
-        given["score"] = _scorer(score, models)
-    merged = function([one.values for one in models], **given)
+        options["score"] = _scorer(score, models)
+    merged = function([source.values for source in models], **options)
     values = merged.state if isinstance(merged, merging.Soup) else merged
-    inputs = {f"model {k}": one for k, one in enumerate(models)} | inputs
-    to.write(values, made, inputs, like=models[0], module=models[0].module)
+    inputs = {f"model {k}": source for k, source in enumerate(models)} | inputs
+    to.write(values, record, inputs, like=models[0], module=models[0].module)
 
 
 def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to: To) -> None:
@@ -117,12 +127,12 @@ def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to
 
 
 def method_of(name: str) -> Callable[..., Any]:
-    """Return the method of a name, or one of the user's own, module:function; a SurgeryError lists what there is."""
+    """Return a method by name or the user's module:function; SurgeryError otherwise."""
     if ":" in name:
-        found = inspect.unwrap(flags.import_object(name, "method"), stop=lambda one: one in merging.METHODS.values())
-        if found not in merging.METHODS.values():
+        method = inspect.unwrap(flags.import_object(name, "method"), stop=lambda f: f in merging.METHODS.values())
+        if method not in merging.METHODS.values():
             raise SurgeryError(f"{name} is no merge method: put @merging.register_method above it", code="argument")
-        return found
+        return method
     methods = {**merging.METHODS, **_MEASURED}
     if name not in methods:
         near = difflib.get_close_matches(name, methods, n=1)
@@ -132,7 +142,7 @@ def method_of(name: str) -> Callable[..., Any]:
 
 
 def help_of(method: str) -> str:
-    """Return what `merge METHOD --help` prints: what the method does, and its arguments with their defaults."""
+    """Return the text of `merge METHOD --help`: the method and its arguments."""
     function = method_of(method)
     about, takes = docstring_parser.parse(function.__doc__ or ""), inspect.signature(function).parameters
     paragraphs = [about.short_description or "", *(about.long_description or "").split("\n\n")]
@@ -149,54 +159,56 @@ def help_of(method: str) -> str:
 
 
 def _text_of(function: Callable[..., Any], name: str) -> str:
-    """Return what a docstring says of an argument, or if that is "as for `method`", what that method's says first."""
+    """Return a docstring's text on an argument; "as for `method`" is looked up there."""
     listed = docstring_parser.parse(function.__doc__ or "").params
-    text = " ".join(next((one.description or "" for one in listed if name in one.arg_name.split(", ")), "").split())
+    text = " ".join(
+        next((entry.description or "" for entry in listed if name in entry.arg_name.split(", ")), "").split()
+    )
     if other := re.match(r"as for `(\w+)`;? ?", text):
         return f"{_text_of(method_of(other[1]), name)} {text[other.end() :]}".strip()
     return text
 
 
 def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
-    """Read settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
+    """Read settings from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep order.
 
     >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], ["density", "elect"])
     {'density': {'layer4': 0.2, '*': 0.5}, 'elect': True}
     """
-    found: dict[str, dict[str, Any]] = {}
+    values_by_name: dict[str, dict[str, Any]] = {}
     for text in texts:
         left, equals, right = text.partition("=")
         pattern, _, name = left.rpartition(":")
         if not equals or name not in known:
             choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
             raise SurgeryError(f"--set {text}: write [PATTERN:]NAME=VALUE, where NAME is {choice}", code="argument")
-        if (pattern or "*") in found.setdefault(name, {}):
+        if (pattern or "*") in values_by_name.setdefault(name, {}):
             raise SurgeryError(f"--set {text}: {left} is there twice, give it once", code="argument")
-        found[name][pattern or "*"] = flags.value_of(right)
-    for by_pattern in found.values():
+        values_by_name[name][pattern or "*"] = flags.value_of(right)
+    for by_pattern in values_by_name.values():
         if "*" in by_pattern:  # the first pattern that matches counts
             by_pattern["*"] = by_pattern.pop("*")
-    return {name: values["*"] if list(values) == ["*"] else values for name, values in found.items()}
+    return {name: values["*"] if list(values) == ["*"] else values for name, values in values_by_name.items()}
 
 
 def _pairs(data: str | None) -> list[Any]:
     batches = flags.batches_of(data or "")
-    if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
+    if odd := [batch for batch in batches if not isinstance(batch, list | tuple) or len(batch) != 2]:
         raise SurgeryError(f"--data {data} gives {type(odd[0]).__name__}, no pairs (inputs, targets)", code="argument")
     return batches
 
 
 def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str, Tensor]], float]:
-    """Return the user's score of the model, or where it is not known of the state dict."""
+    """Return the user's score of the model, or of the state dict of an unknown model."""
     function, known = flags.import_object(score or "", "--score"), models[0].described
     for model in models if known else ():
         model.build()
 
     def scored(values: Mapping[str, Tensor]) -> float:
-        found = function(surgery.load(models[0].build(), dict(values)).eval() if known else dict(values))
+        value = function(surgery.load(models[0].build(), dict(values)).eval() if known else dict(values))
         try:
-            return float(found)
+            return float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise SurgeryError(f"--score {score} gives {type(found).__name__}, not a number", code="argument") from None
+            raise SurgeryError(f"--score {score} gives {type(value).__name__}, not a number", code="argument") from None
 
     return scored

@@ -1,4 +1,4 @@
-"""The commands that follow a plan: a small model out of a large one, and back into it."""
+"""The commands that follow a plan: a small model out of a large one, and back."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +18,10 @@ def extract(file: Positional[flags.File], *, plan: PlanFile, to: To) -> None:
         file: the large model's checkpoint
         plan: the plan, as `narrow`, `ungraft` or Plan.save write it
     """
-    found, model = plan_of(plan), Model(file)
-    small = found.build(model.build()) if model.described else None
-    made = {"do": "extract", "plan": str(plan)}
-    to.write(found.extract(model.values), made, {"model": model}, like=model, module=small)
+    loaded_plan, model = plan_of(plan), Model(file)
+    small = loaded_plan.build(model.build()) if model.described else None
+    record = {"do": "extract", "plan": str(plan)}
+    to.write(loaded_plan.extract(model.values), record, {"model": model}, like=model, module=small)
 
 
 def embed(file: Positional[flags.File], *, plan: PlanFile, into: flags.OptionalFile = None, to: To) -> None:
@@ -32,11 +32,11 @@ def embed(file: Positional[flags.File], *, plan: PlanFile, into: flags.OptionalF
         plan: the plan
         into: a checkpoint of the large model, whose values stay where the small one has none [zeros]
     """
-    found, model, made = plan_of(plan), Model(file), {"do": "embed", "plan": str(plan)}
+    loaded_plan, model, record = plan_of(plan), Model(file), {"do": "embed", "plan": str(plan)}
     if into is None:
-        to.write(found.embed(model.values)[0], made, {"model": model})
+        to.write(loaded_plan.embed(model.values)[0], record, {"model": model})
         return
     large = Model(into)
     full = large.build() if large.described else None
-    values = found.embed(model.values, into=large.values)[0]
-    to.write(values, made, {"model": model, "into": large}, like=large, module=full)
+    values = loaded_plan.embed(model.values, into=large.values)[0]
+    to.write(values, record, {"model": model, "into": large}, like=large, module=full)

@@ -48,8 +48,8 @@ def narrow(
     model = source.open()
     how: dict[str, Any] = {"keep": keep, "heads": heads, "rounding": rounding, "strict": strict}
     small, plan = surgery.narrow(model.build(), width, **how, **model.run_arguments())
-    made = {"do": "narrow", "width": width, **how}
-    to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)
+    record = {"do": "narrow", "width": width, **how}
+    to.write(plan.extract(model.values), record, {"model": model}, like=model, module=small)
     to.write_plan(plan)
 
 
@@ -96,8 +96,8 @@ def prune(
     small, plan, _ = surgery.pruning.prune(
         model.load(), target=size, importance=criterion, **how, **model.run_arguments()
     )
-    made = {"do": "prune", **target, "importance": importance, **how}
-    to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)
+    record = {"do": "prune", **target, "importance": importance, **how}
+    to.write(plan.extract(model.values), record, {"model": model}, like=model, module=small)
     to.write_plan(plan)
 
 
@@ -156,22 +156,22 @@ def permute(
     if inverse and by is not None:
         raise SurgeryError("--inverse undoes --permutations: give the plan that --by has written", code="argument")
     criterion = by and _criterion_of(by, "--by")
-    made = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
+    record = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
     model = source.open()
     if permutations is None:
         run = model.run_arguments()
         scores = surgery.pruning.importance(model.load(), by=criterion, **run)
         plan = _ordering(model, by=_in_checkpoints(model.build(), run, scores))
         values = plan.extract(model.values)
-    elif isinstance(given := _read(permutations), Plan):
+    elif isinstance(content := _read(permutations), Plan):
         if model.described:
             model.build()  # brings tied tensors under one name
-        plan, values = given, given.embed(model.values)[0] if inverse else given.extract(model.values)
+        plan, values = content, content.embed(model.values)[0] if inverse else content.extract(model.values)
     else:
         with about(str(permutations)):
-            plan = _ordering(model, {name: _inverse(order) if inverse else order for name, order in given.items()})
+            plan = _ordering(model, {name: _inverse(order) if inverse else order for name, order in content.items()})
             values = plan.extract(model.values)
-    to.write(values, made, {"model": model}, like=model, module=model.module)
+    to.write(values, record, {"model": model}, like=model, module=model.module)
     to.write_plan(plan)
 
 
@@ -213,14 +213,14 @@ def align(
         )
     moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
     plan = _ordering(model, _in_checkpoints(net, run, moved))
-    made = {"do": "align", "by": by, "data": data, "starts": starts, "seed": seed}
+    record = {"do": "align", "by": by, "data": data, "starts": starts, "seed": seed}
     inputs = {"model": model, "to": other}
-    to.write(plan.extract(model.values), made, inputs, like=model, module=model.module)
+    to.write(plan.extract(model.values), record, inputs, like=model, module=model.module)
     to.write_plan(plan)
 
 
 def _criterion_of(name: str, flag: str) -> Any:
-    """Return the name of a criterion, or a function of the user's own, module:function."""
+    """Return a criterion's name, or the user's own function, module:function."""
     if ":" in name:
         return flags.import_object(name, flag)
     if name not in get_args(Importance):
@@ -233,7 +233,7 @@ def _criterion_of(name: str, flag: str) -> Any:
 
 
 def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) -> Plan:
-    """Return the plan of `surgery.symmetry.permute`; SurgeryError if a checkpoint cannot hold what it makes."""
+    """Return the plan of `permute`; SurgeryError if no checkpoint can hold the result."""
     _, plan = surgery.symmetry.permute(model.build(), orders, **by, **model.run_arguments())
     if plan.edits:  # the model's class would make these again, in the old order
         edit = plan.edits[0]
@@ -246,7 +246,7 @@ def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) 
 
 
 def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the orders, or scores, of widths along which checkpoints hold all tensors; the others are logged."""
+    """Return orders, or scores, of widths with all tensors stored; log the others."""
     held, outside = model.state_dict(), {}
     for width in surgery.widths(model, **run):
         if missing := [name for name, _ in width.members if name not in held]:
@@ -260,11 +260,11 @@ def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[st
 
 def _read(path: Path) -> Plan | dict[str, Any]:
     """Read a plan that permutes, or orders by width."""
-    found = read_json(path)
-    if not isinstance(found, dict):
+    content = read_json(path)
+    if not isinstance(content, dict):
         raise SurgeryError(f'{path} holds no permutations by width, such as {{"fc1.weight:0": [2, 0, 1]}}', code="file")
-    if "format" not in found and "entries" not in found:
-        return found
+    if "format" not in content and "entries" not in content:
+        return content
     plan = plan_of(path)
     if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
         raise SurgeryError(f"{path} does more to {odd[0]!r} than permute it: use extract or embed", code="plan")
@@ -282,7 +282,7 @@ def _is_permutation(plan: Plan, name: str) -> bool:
 
 
 def _inverse(order: Any) -> Any:
-    """Invert a permutation; what is none is left to `surgery.symmetry.permute`, which refuses it."""
+    """Invert a permutation; leave anything else for `permute` to refuse."""
     try:
         return sorted(range(len(order)), key=order.__getitem__) if sorted(order) == list(range(len(order))) else order
     except TypeError:

@@ -1,4 +1,4 @@
-"""Checks that a deeper or shallower model runs as its sections say, with a cache and without."""
+"""Check that a model of another depth runs as its sections say, also with a cache."""
 
 import inspect
 from collections import Counter
@@ -53,10 +53,10 @@ class _Skips(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)) if results else ():
             if held := self._outputs.get(id(tensor)):
                 _, section, block, run = held
-                if self._runs[section] > run:  # the first use is that of the next block, or of what follows
+                if self._runs[section] > run:  # the first use is by the next block, or by what follows
                     self.found.add((block, tuple(self._runs.values())))
                 if function.__name__ in _SAME:
-                    self._outputs |= {id(one): (one, section, block, run) for one in results}
+                    self._outputs |= {id(part): (part, section, block, run) for part in results}
         return result
 
 
@@ -64,14 +64,14 @@ _SAME = ("clone", "contiguous", "detach", "reshape", "view")  # functions whose 
 
 
 def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) -> Pass:
-    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
+    """Run a model once in evaluation mode without a cache, on the meta device if able.
 
     Args:
-        skipping: the sections of which skip connections are noted.
+        skipping: the sections whose skip connections are noted.
     """
     place = {block: section for section in skipping for block in section.blocks}
 
-    def watch(copy: nn.Module, given: Any) -> Pass:
+    def watch(copy: nn.Module, inputs: Any) -> Pass:
         calls, skips = Counter(), _Skips()
 
         for name, module in copy.named_modules():
@@ -80,7 +80,7 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in place:
                 module.register_forward_hook(lambda _, args, out, name=name: skips.note(place[name], name, out))
-        args, kwargs = without_cache(copy, given)
+        args, kwargs = without_cache(copy, inputs)
         with in_mode(copy, training=False), skips:
             outputs = tensors_in(copy(*args, **kwargs))
         computed = not all(tensor.is_meta for tensor in outputs)
@@ -89,25 +89,25 @@ def watch_run(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) 
     return observe(model, example, watch).found
 
 
-def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]) -> None:
+def check_depth(before: Pass, after: Pass, origins: Mapping[Section, Sequence[int]]) -> None:
     """Check that the forward pass calls the new blocks and no dropped ones.
 
     Args:
         before, after: how the model, and the deeper or shallower one, ran.
-        kept: by section that changes, the block that each of its new blocks is or repeats, by position.
+        origins: by section that changes, the block that each of its new blocks is or repeats, by position.
 
     Raises:
         SurgeryError: if another number of modules is called than the changes imply, or if the output changes its shape.
     """
     expected = before.calls.total()
-    for section, places in kept.items():
+    for section, places in origins.items():
         for position, block in enumerate(section.blocks):
             more = list(places).count(position) - 1
             expected += more * sum(n for name, n in before.calls.items() if is_inside(name, block))
     if after.calls.total() != expected:
         raise SurgeryError(
             f"{after.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
-            f"of blocks of {', '.join(repr(section.name) for section in kept)}; leave them as they are",
+            f"of blocks of {', '.join(repr(section.name) for section in origins)}; leave them as they are",
             code="depth",
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
@@ -116,7 +116,7 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
 
 
 def check_skips(before: Pass, after: Pass) -> None:
-    """Raise SurgeryError if skip connections lead to other blocks, as those of outputs kept on a list may."""
+    """Raise SurgeryError if skip connections lead to other blocks, as through a list."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
         raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: keep the depths", code="depth")
@@ -127,16 +127,16 @@ _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_em
 
 
 def without_cache(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
-    """Return what to call a model with for an example so that it keeps no cache, which is longer for more layers."""
+    """Return a call's arguments for an example such that the model keeps no cache."""
     args, kwargs = arguments(example)
     return args, {**kwargs, "use_cache": False} if "use_cache" in _parameters(model)[len(args) :] else kwargs
 
 
 def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
-    """Check that `after` gives the same outputs with its cache as without, if `before` does.
+    """Check that `after` gives equal outputs with and without cache, if `before` does.
 
-    The outputs of one pass are compared with those of a pass with `use_cache=True`, and with those of a pass over all
-    tokens but the last and another that goes on from its cache. Nothing is done for models whose forward does not take
+    The outputs of one pass are compared with a pass with `use_cache=True`, and with a pass over all tokens but the last
+    and another that continues from its cache. Nothing is done for models whose forward does not take
     `use_cache`, nor on the meta device, where nothing has a value.
 
     Raises:
@@ -161,13 +161,13 @@ def _difference(model: nn.Module, example: Any) -> str:
         with in_mode(model, training=False):
             args, kwargs = arguments(example)
             takes = _parameters(model)
-            given = {**dict(zip(takes, args)), **kwargs}
-            expected = _outputs(model(**{**given, "use_cache": False}))
-            if far := _distance(_outputs(model(**{**given, "use_cache": True})), expected):
+            named = {**dict(zip(takes, args)), **kwargs}
+            expected = _outputs(model(**{**named, "use_cache": False}))
+            if far := _distance(_outputs(model(**{**named, "use_cache": True})), expected):
                 return f"give other outputs with use_cache=True, by {far:.2g}"
-            begin, rest = _split(given)
+            begin, rest = _split(named)
             first = _outputs(model(**{**begin, "use_cache": True})) if begin else {}
-            carried = {key: value for key, value in first.items() if key in takes and key not in given}
+            carried = {key: value for key, value in first.items() if key in takes and key not in named}
             if carried and (far := _distance(_outputs(model(**{**rest, **carried, "use_cache": True})), expected)):
                 return f"give other outputs when it goes on from its cache, by {far:.2g}"
     except SurgeryError:
@@ -178,30 +178,30 @@ def _difference(model: nn.Module, example: Any) -> str:
 
 
 def _parameters(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of a model's forward; none if its signature cannot be read."""
+    """Return the parameters' names of a model's forward; none if they cannot be read."""
     try:
         return list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
         return []
 
 
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments for all tokens but the last, and for the last (masks whole); nothing if not known."""
-    tokens = next((name for name in _TOKENS if isinstance(given.get(name), Tensor)), None)
-    if tokens is None or given[tokens].ndim < 2 or given[tokens].shape[1] < 2:
+def _split(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arguments for all tokens but the last, and for the last; {} if not known."""
+    tokens = next((name for name in _TOKENS if isinstance(named.get(name), Tensor)), None)
+    if tokens is None or named[tokens].ndim < 2 or named[tokens].shape[1] < 2:
         return {}, {}
-    shape, decoder = given[tokens].shape[:2], tokens.startswith("decoder_")
+    shape, decoder = named[tokens].shape[:2], tokens.startswith("decoder_")
     along = {
         key: value
-        for key, value in given.items()
+        for key, value in named.items()
         if isinstance(value, Tensor) and value.shape[:2] == shape and key.startswith("decoder_") == decoder
     }
     rest = {key: value[:, -1:] for key, value in along.items() if not key.endswith("mask")}
-    return {**given, **{key: value[:, :-1] for key, value in along.items()}}, {**given, **rest}
+    return {**named, **{key: value[:, :-1] for key, value in along.items()}}, {**named, **rest}
 
 
 def _outputs(output: Any) -> dict[str, Any]:
-    """Return outputs by name; the fields of a mapping or of an object with attributes, otherwise by position."""
+    """Return outputs by name: fields of a mapping or an object, otherwise by position."""
     if isinstance(output, Mapping):
         return dict(output)
     if isinstance(output, tuple):
@@ -210,7 +210,7 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest difference of outputs of one name, or 0 if it is that of rounding."""
+    """Return the largest difference of outputs of one name, or 0 within rounding."""
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

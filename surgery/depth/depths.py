@@ -1,4 +1,4 @@
-"""Read the depths that are asked for, and list the ways in which a section may reach them."""
+"""Read depths, and list the ways in which a section may reach them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -19,33 +19,35 @@ Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[in
 
 
 def check_model(model: nn.Module | State) -> nn.Module:
-    """Return the model as a module; SurgeryError for one that cannot be taken apart (scripted, lazy, quantised)."""
+    """Return the model as a module; SurgeryError if scripted, lazy or quantised."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)
     return as_module(model)
 
 
-def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths: Kept) -> list[tuple[Section, Any]]:
-    """Return the sections with the depths given for them, which may be lists of positions."""
-    have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
-    if beside := [section.name for section in sections(model) if section not in found]:
+def depths_by_section(model: nn.Module | State, known: Sequence[Section], depths: Kept) -> list[tuple[Section, Any]]:
+    """Return the sections with their given depths, which may be lists of positions."""
+    have = f"has {len(known)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in known)}" if known else "has none"
+    if beside := [section.name for section in sections(model) if section not in known]:
         have += f" (on the example modules of {', '.join(map(repr, beside))} do not follow each other: if they do, "
         have += "register their class by surgery.register_block, and leave the example out)"
-    given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
-    single = [n for d in given for n in (d if isinstance(d, Sequence) and not isinstance(d, str) else [d])]
+    values = list(
+        depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None]
+    )
+    single = [n for d in values for n in (d if isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
         raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}", code="argument")
     if isinstance(depths, Mapping):
-        if unknown := [name for name in depths if name not in {section.name for section in found}]:
+        if unknown := [name for name in depths if name not in {section.name for section in known}]:
             raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}", code="name")
-        wanted = [(section, depths.get(section.name, len(section.blocks))) for section in found]
-        asked = [section for section in found if section.name in depths]
+        wanted = [(section, depths.get(section.name, len(section.blocks))) for section in known]
+        targets = [section for section in known if section.name in depths]
     else:
-        if len(depths) != len(found):
+        if len(depths) != len(known):
             raise SurgeryError(f"{len(depths)} depths: give one for each section; the model {have}", code="argument")
-        wanted, asked = list(zip(found, depths)), [*found]
-    for section in asked:
+        wanted, targets = list(zip(known, depths)), [*known]
+    for section in targets:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
             raise SurgeryError(
@@ -59,7 +61,7 @@ def depths_by_section(model: nn.Module | State, found: Sequence[Section], depths
 def check_order(
     model: nn.Module | State, known: Mapping[Section, bool], changing: Iterable[Section], depths: Any, example: Any
 ) -> None:
-    """Raise SurgeryError if the blocks of a section that changes are not known to run one after another.
+    """Raise SurgeryError unless blocks of changing sections run one after another.
 
     Of a state only its caller can know that, who says so by naming the section.
     """
@@ -151,16 +153,16 @@ class Way(NamedTuple):
 
 
 def ways_to(
-    model: nn.Module, found: Sequence[Section], section: Section, kept: Sequence[int], example: Any
+    model: nn.Module, known: Sequence[Section], section: Section, origins: Sequence[int], example: Any
 ) -> list[Way]:
-    """Return the ways to try, the first one first. Without an example nothing can be tried, so there is one.
+    """Return the ways to try, best first; without an example there is only one.
 
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
     """
     holder = model.get_submodule(section.name.partition("#")[0])
-    counted = bool(recount_blocks(model, found, {section: kept}))
-    sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
+    counted = bool(recount_blocks(model, known, {section: origins}))
+    sequential, fewer = is_sequential(holder), len(origins) < len(section.blocks)
     last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
     resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
     if example is None:
@@ -172,36 +174,36 @@ def ways_to(
 
 def first_that_runs(
     root: nn.Module,
-    found: Sequence[Section],
-    kept: Mapping[Section, Sequence[int]],
+    known: Sequence[Section],
+    origins: Mapping[Section, Sequence[int]],
     example: Any,
     make: Callable[[Mapping[Section, Way]], Changed],
 ) -> Changed:
-    """Return the model that `make` makes by the first way of each section that runs on the example.
+    """Return what `make` makes by the first way of each section that runs.
 
     If the first ways of all do not work together, each section's is found with the other sections left as they are.
 
     Args:
-        found: all sections of the model.
-        kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
+        known: all sections of the model.
+        origins: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
-    grown = [section for section, places in kept.items() if len(places) > len(section.blocks)]
+    grown = [section for section, places in origins.items() if len(places) > len(section.blocks)]
     before = watch_run(root, example, grown) if example is not None else None
 
     def attempt(ways: Mapping[Section, Way]) -> Changed:
-        made = make(ways)
+        result = make(ways)
         if before is not None:
             try:
-                after = watch_run(made[0], example, grown)
+                after = watch_run(result[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
                 raise SurgeryError(f"another depth of {changed}: {error}; keep the depth", code="depth") from error
-            check_depth(before, after, {section: kept[section] for section in ways})
+            check_depth(before, after, {section: origins[section] for section in ways})
             check_skips(before, after)
-            check_cached(root, made[0], example)
-        return made
+            check_cached(root, result[0], example)
+        return result
 
-    every = {section: ways_to(root, found, section, places, example) for section, places in kept.items()}
+    every = {section: ways_to(root, known, section, places, example) for section, places in origins.items()}
     try:
         return attempt({section: options[0] for section, options in every.items()})
     except SurgeryError:

@@ -1,4 +1,4 @@
-"""`graft` repeats blocks of sections, `ungraft` drops blocks; both return the plan, too."""
+"""`graft` repeats blocks of sections, `ungraft` drops blocks; each returns a plan."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def graft(
     mode: Literal["copy", "identity"] = "copy",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
-    """Deepen a model: repeat the last block of each section up to a given depth, or given blocks.
+    """Deepen a model: repeat each section's last block up to a depth, or given blocks.
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
@@ -73,14 +73,14 @@ def graft(
     list for which the example shows that it does. A state does not show which is the case: numbered siblings are then
     taken for a Sequential, and the plan cannot `build`.
 
-    Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
+    Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) continue through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
     so; without an example, where the blocks are numbered. Lists of a configuration with an entry for each block
     (`config.attention_window`) follow where the class could not make the model otherwise. The given model's
     configuration is not changed.
 
     Raises:
-        SurgeryError: for a section that is deeper already, of which a block cannot be repeated, or whose blocks are not
+        SurgeryError: for a section that is deeper already, has a block that cannot be repeated, or whose blocks are not
             known to run one after another; for a deeper model that does not run as it should; for scripted, lazy and
             quantised models.
 
@@ -101,32 +101,36 @@ def graft(
         if len(places) > len(section.blocks):
             origins[section] = places
     check_order(model, known, origins, depths, example)
-    made = first_that_runs(root, [*known], origins, example, lambda ways: _deeper(root, [*known], origins, ways))
+    deeper = first_that_runs(root, [*known], origins, example, lambda ways: _deeper(root, [*known], origins, ways))
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
-    new = {id(tensor) for copies in made.copies.values() for block in copies for tensor in tensors(block).values()}
-    new -= set(made.shared)
-    for name, tensor in tensors(made.model).items():
+    new = {id(tensor) for copies in deeper.copies.values() for block in copies for tensor in tensors(block).values()}
+    new -= set(deeper.shared)
+    for name, tensor in tensors(deeper.model).items():
         if mode == "copy" or id(tensor) not in new:
-            entries[made.origin[id(tensor)]].append(_whole(name, tensor))
-    shapes = shapes_of(tensors(made.model))
-    dtypes = {name: tensor.dtype for name, tensor in tensors(made.model).items()}
-    replace_tensors(made.model, {key: tensor.detach().clone() for key, tensor in made.shared.items()}, made.shared)
+            entries[deeper.origin[id(tensor)]].append(_whole(name, tensor))
+    shapes = shapes_of(tensors(deeper.model))
+    dtypes = {name: tensor.dtype for name, tensor in tensors(deeper.model).items()}
+    replace_tensors(
+        deeper.model, {key: tensor.detach().clone() for key, tensor in deeper.shared.items()}, deeper.shared
+    )
     if mode == "identity":
-        zero_branches(root, made.model, made.copies, example)
-    found = {name: tuple(sources) for name, sources in entries.items()}
+        zero_branches(root, deeper.model, deeper.copies, example)
+    sources_by_name = {name: tuple(sources) for name, sources in entries.items()}
     if not isinstance(model, nn.Module):
-        return tensors(made.model), Plan(found, shapes, dtypes=dtypes)
-    undo = [*made.undo]
-    for edit in _follow(model, made.model, origins):
-        value = attribute_of(made.model, edit["module"], edit["attribute"])
+        return tensors(deeper.model), Plan(sources_by_name, shapes, dtypes=dtypes)
+    undo = [*deeper.undo]
+    for edit in _follow(model, deeper.model, origins):
+        value = attribute_of(deeper.model, edit["module"], edit["attribute"])
         undo.append({**edit, "value": value})
-        apply_edit(made.model, edit)
-    return made.model, Plan(found, shapes, tuple(undo), structure(made.model), dtypes)
+        apply_edit(deeper.model, edit)
+    return deeper.model, Plan(sources_by_name, shapes, tuple(undo), structure(deeper.model), dtypes)
 
 
-def _follow(before: nn.Module, after: nn.Module, kept: Mapping[Section, Sequence[int]]) -> Iterator[Mapping[str, Any]]:
+def _follow(
+    before: nn.Module, after: nn.Module, origins: Mapping[Section, Sequence[int]]
+) -> Iterator[Mapping[str, Any]]:
     """Yield edits after which a model of another depth says what it is."""
-    moves = [(len(section.blocks), places) for section, places in kept.items()]
+    moves = [(len(section.blocks), places) for section, places in origins.items()]
     for follower in followers(after):
         yield from follower.depth_edits(before, after, moves)
 
@@ -149,7 +153,7 @@ class _Deeper(NamedTuple):
 
 
 def _deeper(
-    root: nn.Module, found: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]
+    root: nn.Module, known: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]
 ) -> _Deeper:
     deeper, shared = copy_sharing(root)
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
@@ -158,7 +162,7 @@ def _deeper(
     changed = renumber(
         root, {s: Shift([origins[s].index(i) - i for i in range(len(s.blocks))], n) for s, n in more.items()}
     )
-    changed |= recount_blocks(root, found, recount) if recount else {}
+    changed |= recount_blocks(root, known, recount) if recount else {}
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
         for name, attribute in changed
@@ -186,7 +190,7 @@ def ungraft(
     stands_for: StandsFor = "equal",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
-    """Make a model shallower: drop blocks of each section. This is the inverse of `graft`, but can drop any blocks.
+    """Make a model shallower: drop any blocks of each section; inverts `graft`.
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
@@ -202,7 +206,7 @@ def ungraft(
 
     Returns:
         The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
-        from a Sequential are removed, and later ones move up; so are those of a ModuleList if the example shows that
+        from a Sequential are removed, and later ones move up; so are blocks of a ModuleList if the example shows that
         the model then runs. Elsewhere a `Skip` takes their place. Where blocks are removed, numbers and counts of
         blocks follow as in `graft`.
 
@@ -227,37 +231,37 @@ def ungraft(
     full = tensors(root)
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
-    asked = depths_by_section(model, [*known], keep)
-    kept = {section: positions(root, section, depth) for section, depth in asked}
-    _warn_of_numbered(root, kept)
+    targets = depths_by_section(model, [*known], keep)
+    origins = {section: positions(root, section, depth) for section, depth in targets}
+    _warn_of_numbered(root, origins)
     standing: dict[str, list[Source]] = {}
-    for section, places in kept.items():
+    for section, places in origins.items():
         for place, following in zip(places, (*places[1:], len(section.blocks))):
             for block in section.blocks[place + 1 : following]:
                 for name, source in _stood_for(full, section.blocks[place], block, stands_for):
                     standing.setdefault(name, []).append(source)
-    kept = {section: places for section, places in kept.items() if len(places) < len(section.blocks)}
-    check_order(model, known, kept, keep, example)
+    origins = {section: places for section, places in origins.items() if len(places) < len(section.blocks)}
+    check_order(model, known, origins, keep, example)
 
     def entries(shallow: nn.Module) -> dict[str, tuple[Source, ...]]:
         name_of = {id(tensor): name for name, tensor in full.items()}
         left = {name: name_of[id(tensor)] for name, tensor in tensors(shallow).items()}
         taken = set(left.values())  # a dropped block's tensor that is tied to one outside of it is still there
-        more = {source: [one for one in standing.get(source, ()) if one.name not in taken] for source in taken}
+        more = {source: [extra for extra in standing.get(source, ()) if extra.name not in taken] for source in taken}
         return {name: (_whole(source, full[source]), *more[source]) for name, source in left.items()}
 
     if not isinstance(model, nn.Module):
-        shallow, _ = _without(root, [*known], kept, dict.fromkeys(kept, Way(False, False)), example)
+        shallow, _ = _without(root, [*known], origins, dict.fromkeys(origins, Way(False, False)), example)
         plan = Plan(entries(shallow), shapes, dtypes=dtypes)
         return plan.extract(model), plan
 
     def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Plan]:
-        shallow, edits = _without(root, [*known], kept, ways, example)
+        shallow, edits = _without(root, [*known], origins, ways, example)
         plan = Plan(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
         return plan.build(root), plan
 
-    small, plan = first_that_runs(root, [*known], kept, example, attempt)
-    edits = list(_follow(model, small, kept))
+    small, plan = first_that_runs(root, [*known], origins, example, attempt)
+    edits = list(_follow(model, small, origins))
     for edit in edits:
         apply_edit(small, edit)
     return small, plan.with_edits((*plan.edits, *edits)) if edits else plan
@@ -265,18 +269,18 @@ def ungraft(
 
 def _without(
     root: nn.Module,
-    found: Sequence[Section],
-    kept: Mapping[Section, Sequence[int]],
+    known: Sequence[Section],
+    origins: Mapping[Section, Sequence[int]],
     ways: Mapping[Section, Way],
     example: Any,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """Return a copy of the model without some blocks, which shares its tensors; and the edits that make it."""
+    """Return a copy without some blocks, which shares tensors; and the edits to it."""
     shallow, _ = copy_sharing(root)
     modules = dict(shallow.named_modules())
     edits, left = [], {}
     # From the last section to the first, so that renumbering does not move blocks that are still to be dropped.
     for section in reversed(list(ways)):
-        dropped = [block for i, block in enumerate(section.blocks) if i not in kept[section]]
+        dropped = [block for i, block in enumerate(section.blocks) if i not in origins[section]]
         more, skipped = drop(shallow, dropped, ways[section].resize)
         edits += more
         left[section] = [i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped]
@@ -295,16 +299,16 @@ def _without(
     }
     recount = {section: places for section, places in left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}
-    changed = renumber(root, shifts) | (recount_blocks(root, found, recount) if recount else {})
+    changed = renumber(root, shifts) | (recount_blocks(root, known, recount) if recount else {})
     for (name, attribute), value in changed.items():
         if (now := names.get(id(modules[name]))) is not None:
             edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})
     return shallow, edits
 
 
-def _warn_of_numbered(root: nn.Module, kept: Mapping[Section, Sequence[int]]) -> None:
-    """Log the tensors beside blocks that have a position for each, where blocks before others are dropped."""
-    for section, places in kept.items():
+def _warn_of_numbered(root: nn.Module, origins: Mapping[Section, Sequence[int]]) -> None:
+    """Log tensors with a position for each block, where blocks before others go."""
+    for section, places in origins.items():
         if [*places] == [*range(len(places))]:
             continue
         for name in outwards(section.blocks[0]):
@@ -321,19 +325,21 @@ def _warn_of_numbered(root: nn.Module, kept: Mapping[Section, Sequence[int]]) ->
                     )
 
 
-def _stood_for(full: Mapping[str, Tensor], kept: str, dropped: str, stands_for: StandsFor) -> list[tuple[str, Source]]:
-    """(name of a tensor of the kept block, the source in the dropped block that it stands for)."""
-    own, other = (
+def _stood_for(
+    full: Mapping[str, Tensor], kept_block: str, dropped_block: str, stands_for: StandsFor
+) -> list[tuple[str, Source]]:
+    """Return (name of the kept block's tensor, its source in the dropped block)."""
+    own_tensors, other = (
         {name.removeprefix(f"{block}."): t.shape for name, t in full.items() if name.startswith(f"{block}.")}
-        for block in (kept, dropped)
+        for block in (kept_block, dropped_block)
     )
-    if stands_for == "none" or (stands_for == "equal" and own != other):
+    if stands_for == "none" or (stands_for == "equal" and own_tensors != other):
         return []
-    pairs = [(name, small, other[name]) for name, small in own.items() if name in other]
+    pairs = [(name, small, other[name]) for name, small in own_tensors.items() if name in other]
     return [
         (
-            f"{kept}.{name}",
-            Source(f"{dropped}.{name}", tuple(None if s == f else ((0, s),) for s, f in zip(small, large))),
+            f"{kept_block}.{name}",
+            Source(f"{dropped_block}.{name}", tuple(None if s == f else ((0, s),) for s, f in zip(small, large))),
         )
         for name, small, large in pairs
         if len(small) == len(large) and all(s <= f for s, f in zip(small, large))

@@ -1,4 +1,4 @@
-"""Make grafted blocks start as the identity: zero the last tensors of their residual branches, and check by running."""
+"""Make grafted blocks start as the identity: zero last tensors, check by running."""
 
 import copy
 import logging
@@ -17,7 +17,7 @@ from surgery.forward import Uses, tensors_in, vary
 from surgery.names import join
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
-Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
+Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something and returns the outputs that must not change
 
 _TOLERANCE = 1e-5
 _DRAWS = 4  # random inputs of a block beside what the example gives it
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def zero_branches(
     model: nn.Module, deeper: nn.Module, grafted: Mapping[str, Sequence[nn.Module]], example: Any
 ) -> None:
-    """Zero parameters of the new blocks of `deeper`, in place, so that its outputs are those of `model`.
+    """Zero parameters of new blocks of `deeper` in place: its outputs equal `model`'s.
 
     A new block's first output then equals its first input, on the example and on random inputs: activations of zero
     say nothing. What else it returns may differ, as long as the model's outputs stay the same. The parameters that a
@@ -41,7 +41,7 @@ def zero_branches(
         model: the model before; not changed.
         deeper: the model with the new blocks.
         grafted: the copies (modules of `deeper`) of each repeated block, by its name in `model`.
-        example: the model's input, see `surgery.forward.arguments`; where all its numbers are equal others are drawn.
+        example: the model's input, see `surgery.forward.arguments`; where all its numbers are equal others are sampled.
 
     Raises:
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with
@@ -58,8 +58,8 @@ def zero_branches(
     tried = {name: [trial.get_submodule(names[id(block)]) for block in copies] for name, copies in grafted.items()}
     inputs = _inputs(trial, [blocks[0] for blocks in tried.values()], (args, kwargs))
     for name, blocks in tried.items():
-        called, given = (blocks[0], inputs[id(blocks[0])]) if id(blocks[0]) in inputs else (trial, (args, kwargs))
-        _zero(grafted[name][0], blocks, called, given)
+        called, arguments = (blocks[0], inputs[id(blocks[0])]) if id(blocks[0]) in inputs else (trial, (args, kwargs))
+        _zero(grafted[name][0], blocks, called, arguments)
     for name, copies in grafted.items():
         blocks, way = tried[name], "use mode='copy'"
         if computed := _never_zero(blocks[0]):
@@ -96,15 +96,15 @@ def zero_branches(
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the output: use mode='copy'", code="depth")
 
 
-def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:
-    """Zero the parameters of copies of a block, in place, but for those (under weight_norm) whose zeros give NaN."""
+def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, arguments: Call) -> None:
+    """Zero the parameters of copies of a block in place, unless zeros give NaN."""
     values = dict(block.named_parameters())
 
     def breaks(zero: Collection[str]) -> bool:
         for trial in trials:
             for name, value in values.items():
                 trial.get_parameter(name).copy_(value * (name not in zero))
-        args, kwargs = copy.deepcopy(given)  # a block may change a list or a cache that it is given
+        args, kwargs = copy.deepcopy(arguments)  # a block may change a list or a cache that it is given
         return any(tensor.isnan().any() for tensor in tensors_in(called(*args, **kwargs)))
 
     if breaks(values):
@@ -112,7 +112,7 @@ def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, give
 
 
 def _never_zero(block: nn.Module) -> list[str]:
-    """Return the computed weights of a block that are not zero although its parameters are, as far as they can be."""
+    """Return a block's computed weights that are not zero although its parameters are."""
     weights = []
     for path, module in block.named_modules():
         hooked = [
@@ -123,48 +123,48 @@ def _never_zero(block: nn.Module) -> list[str]:
     return weights
 
 
-def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
+def _model_runs(model: nn.Module, arguments: Call, expected: Any) -> Runs | None:
     """Run the model; None if its outputs are not the expected ones."""
 
     def run() -> list[Tensor]:
-        return tensors_in(model(*given[0], **given[1]))
+        return tensors_in(model(*arguments[0], **arguments[1]))
 
     return run if _close(run(), expected) else None
 
 
 def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Runs | None, Runs]:
-    """Run a block for its outputs that equal inputs (None if the first does not), and for all of its outputs."""
+    """Run a block for the outputs that equal inputs, and for all of its outputs."""
     first = next(iter(tensors_in((args, kwargs))))
 
     def draw(which: int) -> Call:
-        """Return the arguments with random numbers for the first tensor, which goes through all blocks.
+        """Return the arguments with random numbers for the first tensor.
 
         None below 0 if the example has none (after a ReLU, say).
         """
-        given = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
+        arguments = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
         if not which:
-            return given
+            return arguments
         numbers = torch.randn(first.shape, generator=torch.Generator().manual_seed(which)).to(first)
-        tensors_in(given)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
-        return given
+        tensors_in(arguments)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
+        return arguments
 
-    def outputs(given: Call) -> Sequence[Any]:
-        output = block(*given[0], **given[1])
+    def outputs(arguments: Call) -> Sequence[Any]:
+        output = block(*arguments[0], **arguments[1])
         return output if isinstance(output, tuple) else [output]
 
     draws = range(1 + _DRAWS * first.is_floating_point())
 
     def equal(which: int) -> set[int]:
-        given = draw(which)
-        before = copy.deepcopy(given)
+        arguments = draw(which)
+        before = copy.deepcopy(arguments)
         inputs = (before[0][0] if isinstance(before[0][0], tuple) else before[0]) if args else tensors_in(before[1])
-        return {i for i, (output, old) in enumerate(zip(outputs(given), inputs)) if _close(output, old)}
+        return {i for i, (output, old) in enumerate(zip(outputs(arguments), inputs)) if _close(output, old)}
 
     same = set.intersection(*map(equal, draws))
 
     def equal_ones() -> list[Tensor]:
-        found = map(outputs, map(draw, draws))
-        return [tensor for each in found for tensor in tensors_in([each[i] for i in sorted(same)])]
+        results = map(outputs, map(draw, draws))
+        return [tensor for result in results for tensor in tensors_in([result[i] for i in sorted(same)])]
 
     def every() -> list[Tensor]:
         return [tensor for which in draws for tensor in tensors_in(outputs(draw(which)))]
@@ -173,8 +173,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 
 def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
-    """Return the parameters of a block that must be zero, as few as possible, and of each branch those that are used
-    last.
+    """Return the fewest block parameters that must be zero, the last ones of branches.
 
     `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
     """
@@ -194,7 +193,7 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
 
 
 def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
-    """Return those parameters on which the outputs of `run` do not depend to first order; none if unknown."""
+    """Return parameters without first-order effect on `run`'s outputs, if known."""
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
     generator = torch.Generator().manual_seed(0)
@@ -216,7 +215,7 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
 
 
 def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
-    """Return the parameters of a block, other than zeros, that change nothing of what `run` runs.
+    """Return non-zero parameters of a block that change nothing of what `run` runs.
 
     They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.
     """
@@ -237,7 +236,7 @@ def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> se
     return unused
 
 
-def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[int, Call]:
+def _inputs(model: nn.Module, blocks: Sequence[nn.Module], arguments: Call) -> dict[int, Call]:
     """Return what the model calls blocks with, by their ids."""
     seen: dict[int, Call] = {}
 
@@ -245,7 +244,7 @@ def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[
         seen.setdefault(id(block), copy.deepcopy((args, kwargs)))
 
     handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
-    model(*given[0], **given[1])
+    model(*arguments[0], **arguments[1])
     for handle in handles:
         handle.remove()
     return seen

@@ -1,4 +1,4 @@
-"""Finds out whether modules run one after another on an example, each on the output of the one before."""
+"""Find out whether modules run one after another on an example."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -11,10 +11,10 @@ from surgery.torch_private import Watch, memory, tree_leaves
 
 
 def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> list[bool | None]:
-    """Say of rows of modules, by name, whether each module runs on what comes of the output of the one before.
+    """Return whether each module of rows runs on the output of the one before.
 
-    None for a row of which no module runs on the example, or one alone of several; modules that do not run are passed
-    over. A row may run backwards. What counts is the first call of each.
+    None for a row without a module that runs on the example, or with one alone of several; modules that do not run are
+    passed over. A row may run backwards. What counts is the first call of each.
 
     >>> class Sum(nn.ModuleList):
     ...     def forward(self, x): return sum(module(x) for module in self)
@@ -23,10 +23,10 @@ def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> lis
     [True, False]
     """
 
-    def watch(copy: nn.Module, given: Any) -> list[bool | None]:
+    def watch(copy: nn.Module, inputs: Any) -> list[bool | None]:
         flow = _Flow(copy, [name for row in rows for name in row])
         with in_mode(copy, training=False), flow:
-            call(copy, given)
+            call(copy, inputs)
         return [flow.in_order(row) for row in rows]
 
     return observe(model, example, watch).found if rows else []
@@ -50,8 +50,8 @@ class _Flow(Watch):
     def _entering(self, name: str) -> Any:
         def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if name not in self._entries:
-                given = list(_tensors(args[:1])) or list(_tensors((args, kwargs)))
-                self._entries[name] = self._sources(given) if given else None
+                tensors = list(_tensors(args[:1])) or list(_tensors((args, kwargs)))
+                self._entries[name] = self._sources(tensors) if tensors else None
 
         return enter
 
@@ -59,7 +59,7 @@ class _Flow(Watch):
         def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             before = {_place(tensor) for tensor in _tensors((args, kwargs))}
             # What it was given, as it is or changed in place, is no output: others may run on that beside it.
-            self._mark((one for one in _tensors(output) if _place(one) not in before), {name})
+            self._mark((tensor for tensor in _tensors(output) if _place(tensor) not in before), {name})
 
         return leave
 
@@ -67,9 +67,9 @@ class _Flow(Watch):
         # What is written into a part of a tensor is not known to be what others read of it: experts write their rows.
         if writes_part(operation, args):
             return
-        given = tensors_in((args, kwargs))
-        numbers = [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
-        if sources := self._sources(numbers or given):  # an index says where, not what
+        inputs = tensors_in((args, kwargs))
+        numbers = [tensor for tensor in inputs if tensor.is_floating_point() or tensor.is_complex()]
+        if sources := self._sources(numbers or inputs):  # an index says where, not what
             self._mark(tensors_in(result), sources)
 
     def in_order(self, row: Sequence[str]) -> bool | None:
@@ -95,7 +95,7 @@ _SCATTERED = ("index_put_", "index_add_", "index_copy_", "index_fill_", "masked_
 
 
 def writes_part(operation: Any, args: tuple) -> bool:
-    """Return whether an operation changes its first tensor in place, and only part of that tensor's memory."""
+    """Return whether an operation writes only part of its first tensor in place."""
     name = operation._schema.name.rpartition("::")[2]
     if not name.endswith("_") or not args or not isinstance(args[0], Tensor):
         return False
@@ -107,7 +107,7 @@ def writes_part(operation: Any, args: tuple) -> bool:
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a tree, and those that other objects in it hold as attributes."""
+    """Yield the tensors of a tree, and tensors in attributes of other objects in it."""
     yield from tensors_in(tree)
     for leaf in tree_leaves(tree):
         if not isinstance(leaf, Tensor) and hasattr(leaf, "__dict__") and not hasattr(leaf, "__dataclass_fields__"):
@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Return what a tensor shares with its views; itself where it has no memory of its own."""
+    """Return what a tensor shares with its views; itself without memory of its own."""
     try:
         return memory(tensor)
     except (NotImplementedError, RuntimeError):  # sparse and nested tensors, and those inside of vmap

@@ -1,4 +1,4 @@
-"""Sections: consecutive residual blocks with one interface, found in any module or state dict."""
+"""Sections: consecutive residual blocks with one interface, in a module or state."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -58,7 +58,7 @@ def sections(model: nn.Module | State, *, example: Any = None) -> list[Section]:
 
 
 def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Section, bool]:
-    """Find the sections as `sections` does, and whether each is known to run one block after another.
+    """Find sections as `sections` does, and whether each runs block after block.
 
     That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
     """
@@ -70,17 +70,17 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     beside: set[str] = set()
     while True:
         search = _Search(root, beside)
-        found = search.sections()
-        shown = [None for _ in found] if example is None else follow(root, [s.blocks for s in found], example)
+        candidates = search.sections()
+        shown = [None for _ in candidates] if example is None else follow(root, [s.blocks for s in candidates], example)
         if False not in shown:
             known = {*declared_blocks(root)}
-            return {section: bool(seen) or search.follow(section, known) for section, seen in zip(found, shown)}
+            return {section: bool(seen) or search.follow(section, known) for section, seen in zip(candidates, shown)}
         # What lies beside others is no block, but may hold some.
-        beside |= {block for section, seen in zip(found, shown) if seen is False for block in section.blocks}
+        beside |= {block for section, seen in zip(candidates, shown) if seen is False for block in section.blocks}
 
 
 def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> bool:
-    """Return whether a section's block, the last one or another, may be repeated: its output has its input's shape.
+    """Return whether a section's block may be repeated: it keeps its input's shape.
 
     It may if it has the same class, names and shapes of tensors, and hyper-parameters as the block before it (except
     rates and other fractions, names, positions and window shifts), or if its own layers show the same width at both
@@ -101,7 +101,7 @@ def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> b
 
 
 def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
-    """Return (place, first name) of modules that are registered again beside a section's blocks.
+    """Return (place, first name) of modules registered also beside a section's blocks.
 
     >>> block, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     >>> net = nn.Sequential(block, other, block)
@@ -111,19 +111,19 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
     search = _Search(model)
     first_names = {id(module): name for name, module in search.modules.items()}
     parent, kinds = search.parent(section.blocks[0]), {search.kind(name) for name in section.blocks}
-    found = []
+    places = []
     for key, module in search.modules[parent]._modules.items():
         place, name = join(parent, key), first_names.get(id(module))
         if name is None or name == place or not (search.container(parent) or key[-1].isdigit()):
             continue
         elsewhere = search.parent(name) != parent and search.kind(name) in kinds
         if name in section.blocks or elsewhere:
-            found.append((place, name))
-    return found
+            places.append((place, name))
+    return places
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
-    """Return whether the section's first block changes the shape of its input, or is not known to keep it.
+    """Return whether the first block changes its input's shape, or may change it.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     >>> changes_shape(net, Section("", ("0",))), changes_shape(net, Section("", ("1",)))
@@ -135,7 +135,7 @@ def changes_shape(model: nn.Module | State, section: Section) -> bool:
 
 
 class _Search:
-    """Questions about the modules of a model, with caches. Those `beside` others are no blocks."""
+    """Questions about a model's modules, with caches; modules `beside` are no blocks."""
 
     def __init__(self, model: nn.Module, beside: Iterable[str] = ()):
         self.model, self.beside = model, {*beside}
@@ -144,12 +144,12 @@ class _Search:
         self._sizes: dict[str, int] = {}
 
     def sections(self) -> list[Section]:
-        found = self.find()
+        groups = self.find()
         order = {name: i for i, name in enumerate(self.modules)}
-        found.sort(key=lambda blocks: order[blocks[0]])
-        parents = [self.parent(blocks[0]) for blocks in found]
+        groups.sort(key=lambda blocks: order[blocks[0]])
+        parents = [self.parent(blocks[0]) for blocks in groups]
         result = []
-        for i, (parent, blocks) in enumerate(zip(parents, found)):
+        for i, (parent, blocks) in enumerate(zip(parents, groups)):
             suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
             result.append(Section(parent + suffix, tuple(blocks)))
         return result
@@ -181,7 +181,7 @@ class _Search:
         return self._sizes[name] > 1
 
     def groups(self, parent: str) -> Iterator[list[str]]:
-        """Yield neighbouring composite children of one class. Chains count as their blocks; skips are ignored."""
+        """Yield neighbouring composite children of one class; chains count as blocks."""
         group: list[str] = []
         for child in self.children(parent):
             if isinstance(self.modules[child], Skip):
@@ -198,7 +198,7 @@ class _Search:
             yield group
 
     def _are_numbered(self, a: str, b: str) -> bool:
-        """Return whether two children are members of one list, or attributes whose names differ by a number."""
+        """Return whether children are in one list, or their names differ by a number."""
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
         return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
@@ -217,36 +217,39 @@ class _Search:
         """
         declared = self.group_declared(declared_blocks(self.model))
         if any(map(self.has_joined, declared)):
-            found = declared
+            groups = declared
         else:
             # The strongest evidence available: twins, or blocks that fit together, or their class.
-            found = self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
+            groups = self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
             lonely = [section[-1] for group in declared for section in self.split(group)]
-            if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, found)):
-                found = declared
-        return [section for group in found for section in self.split(group)]
+            if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, groups)):
+                groups = declared
+        return [section for group in groups for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Return level by level from the root groups with evidence, those of their class, and nothing inside them."""
-        level, found = [""], []
+        """Return the outermost groups with evidence, and groups of their class.
+
+        The search goes level by level from the root.
+        """
+        level, outermost = [""], []
         blocks: set[Any] = set()
         while level:
             groups = [group for parent in level for group in self.groups(parent)]
             shown = [group for group in groups if evident(group) and not all(map(self._holds_blocks, group))]
-            here = {self.kind(group[0]) for group in shown}
+            seen = {self.kind(group[0]) for group in shown}
             blocks |= {self.kind(group[0]) for group in shown if not self.container(group[0])}
-            # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
+            # A Sequential may be a block here and something else there, and in a state any name may be a block's:
             # these must also fit together with their neighbours.
             chosen = [
                 g
                 for g in groups
                 if self.kind(g[0]) in blocks
-                or ((self.kind(g[0]) in here or (here and isinstance(self.modules[g[0]], Part))) and self.has_joined(g))
+                or ((self.kind(g[0]) in seen or (seen and isinstance(self.modules[g[0]], Part))) and self.has_joined(g))
             ]
-            found += chosen
+            outermost += chosen
             inside = {name for group in chosen for name in group}
             level = [child for parent in level for child in self.children(parent) if child not in inside]
-        return found
+        return outermost
 
     def _holds_blocks(self, name: str) -> bool:
         """Return whether a module is a list of blocks of one kind, and so no block itself."""
@@ -256,7 +259,7 @@ class _Search:
         return all(self.twins(a, b) for a, b in pairwise(children))
 
     def _alike(self) -> list[list[str]]:
-        """Single blocks: on the first level on which several containers hold nothing but one class, their children."""
+        """Return single blocks: children of the first level's containers of one class."""
         level = [""]
         while level:
             groups = [group for parent in level for group in self.groups(parent) if not self.container(group[0])]
@@ -267,8 +270,8 @@ class _Search:
                 if self.container(parent) and len(group) == len(list(self.children(parent)))
             ]
             kinds = [self.kind(group[0]) for group in full]
-            if found := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
-                return found
+            if repeated := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
+                return repeated
             level = [child for parent in level for child in self.children(parent)]
         return []
 
@@ -279,7 +282,7 @@ class _Search:
         return isinstance(module, _CONTAINERS)
 
     def group_declared(self, names: list[str]) -> list[list[str]]:
-        """Return the named modules that are composite, grouped by parent. Chains count as their blocks."""
+        """Return the named composite modules grouped by parent; chains count as blocks."""
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -295,7 +298,7 @@ class _Search:
         return any(self.joins(a, b) for a, b in pairwise(group))
 
     def _fits(self, group: list[str]) -> bool:
-        """Return whether blocks fit together and are more than one convolution with its norm."""
+        """Return whether blocks fit together and are more than a convolution and its norm."""
         return any(
             self.joins(a, b) and sum(tensor.ndim > 1 for tensor in tensors(self.modules[b]).values()) > 1
             for a, b in pairwise(group)
@@ -312,7 +315,7 @@ class _Search:
         yield section
 
     def joins(self, before: str, block: str) -> bool:
-        """Return whether the block's output has the shape of its input, which is the output of the one before."""
+        """Return whether the block's output has the shape of its input."""
         if self.twins(before, block):
             return True
         return self.keeps(block) and widths(self.modules[before])[1] == widths(self.modules[block])[0]
@@ -340,7 +343,7 @@ _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training
 
 
 def signature(block: nn.Module) -> tuple:
-    """Return equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
+    """Return equal for blocks with one interface: names, shapes, classes, settings."""
     parts = [
         (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
         for name, module in block.named_modules()
@@ -350,12 +353,12 @@ def signature(block: nn.Module) -> tuple:
 
 
 def _exact(value: Any) -> bool:
-    """Return whether a value is no fraction: these change no shape, and often follow a schedule over depth."""
+    """Return whether a value is no fraction: fractions often follow a schedule."""
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def has_stride(block: nn.Module) -> bool:
-    """Return whether anything in the block but an attention, which may have fewer keys, has a stride."""
+    """Return whether anything in the block but an attention has a stride."""
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
         largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
@@ -365,12 +368,12 @@ def has_stride(block: nn.Module) -> bool:
 
 
 def widths(block: nn.Module) -> tuple[int | None, int | None]:
-    """Return the widths of the first layer's input and of the last layer's output, in the order of registration."""
+    """Return the widths of the first layer's input and of the last layer's output."""
     pairs = []
-    for _, module, own in owners(block):
-        tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
+    for _, module, own_tensors in owners(block):
+        tensor = next((t for n, t in own_tensors.items() if n.endswith("weight")), None)
         if tensor is None:
-            tensor = max(own.values(), key=lambda t: t.ndim)
+            tensor = max(own_tensors.values(), key=lambda t: t.ndim)
         if tensor.ndim == 1:
             pairs.append((len(tensor), len(tensor)))
         elif tensor.ndim >= 2:
@@ -387,7 +390,7 @@ Kind = TypeVar("Kind", bound=type[nn.Module])
 
 
 def register_block(kind: Kind) -> Kind:
-    """Say that modules of this class, or of one derived from it, are residual blocks. Returns the class.
+    """Declare this class, and classes derived from it, residual blocks; return it.
 
     `surgery.sections` then takes consecutive ones in one module as a section, even if their names do not show that they
     follow each other. Blocks inside of such a block do not count. Register a class once, before you use its models.
@@ -409,19 +412,18 @@ def register_block(kind: Kind) -> Kind:
 
 
 def declared_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the modules that their class (`register_block`) or metadata declare to be blocks."""
+    """Return the names of modules that their class or metadata declare to be blocks."""
     kinds = tuple(BLOCKS)
-    found = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
-    found = [name for name in found if not any(is_inside(name, other) for other in found if other != name)]
-    others = [b for b in _matched_blocks(model) if not any(is_inside(b, name) or is_inside(name, b) for name in found)]
-    return found + others
+    blocks = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
+    blocks = [name for name in blocks if not any(is_inside(name, other) for other in blocks if other != name)]
+    others = [b for b in _matched_blocks(model) if not any(is_inside(b, name) or is_inside(name, b) for name in blocks)]
+    return blocks + others
 
 
 def _matched_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it
-    matches.
+    """Return the modules that `group_matcher` declares to be blocks, by name.
 
-    timm's models have this method, and so have those of this project's zoo. In a state, modules called
+    timm's models have this method, and so have the models of this project's zoo. In a state, modules called
     `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.
     """
     matcher = getattr(model, "group_matcher", None)
@@ -434,10 +436,10 @@ def _matched_blocks(model: nn.Module) -> list[str]:
     for group, spec in groups.items():
         pairs = spec if isinstance(spec, list | tuple) else [] if spec is None else [(spec, None)]
         patterns += [(re.compile(regex), group != "stem" and ordinal is None) for regex, ordinal in pairs]
-    found: dict[str, None] = {}
-    for _, _, own in owners(model):
-        for name in own:
+    blocks: dict[str, None] = {}
+    for _, _, own_tensors in owners(model):
+        for name in own_tensors:
             match, is_block = next(((m, b) for p, b in patterns if (m := p.match(name))), (None, False))
             if is_block and name[match.end() : match.end() + 1] == ".":
-                found[name[: match.end()]] = None
-    return list(found)
+                blocks[name[: match.end()]] = None
+    return list(blocks)

@@ -15,7 +15,7 @@ from surgery.plan.edits import apply_edit
 
 
 def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -> list[nn.Module]:
-    """Return copies of a block with tensors of their own, except those tied to tensors outside of it.
+    """Return copies of a block; tensors tied to outside tensors stay shared.
 
     `origin` is extended.
 
@@ -39,7 +39,7 @@ def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -
 
 
 def is_list(holder: nn.Module) -> bool:
-    """Return whether a module may hold more blocks or fewer: a ModuleList, or a Sequential whose children are 0, 1, ...
+    """Return whether a module can hold more or fewer blocks: a list or a Sequential.
 
     >>> is_list(nn.ModuleList()), is_list(nn.ModuleDict())
     (True, False)
@@ -48,7 +48,7 @@ def is_list(holder: nn.Module) -> bool:
 
 
 def prefix_of(holder: nn.Module) -> str | None:
-    """Return what comes before the numbers 0, 1, ... in the names of all children; None if they are not called so.
+    """Return what precedes the numbers 0, 1, ... in all children's names, or None.
 
     >>> from collections import OrderedDict
     >>> prefix_of(nn.Sequential(nn.ReLU())), prefix_of(nn.Sequential(OrderedDict(a_0=nn.ReLU(), a_1=nn.ReLU())))
@@ -60,7 +60,7 @@ def prefix_of(holder: nn.Module) -> str | None:
 
 
 def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> dict[str, Any]:
-    """Insert copies behind a block: as entries of the list that holds it (`grow`), or in a chain in its place.
+    """Insert copies behind a block: into its list (`grow`), or as a chain instead.
 
     Returns the edit that removes them.
     """
@@ -85,7 +85,7 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> 
 
 
 def drop(model: nn.Module, names: Sequence[str], shrink: bool) -> tuple[list[dict[str, Any]], set[str]]:
-    """Drop blocks of one section, named in its order: from the list that holds them (`shrink`), or by a `Skip`.
+    """Drop blocks of one section: out of their list (`shrink`), or by a `Skip`.
 
     Returns the edits that do so, and the names of those that a `Skip` stands for.
     """
@@ -136,7 +136,7 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
 
 
 def runs_nothing(block: nn.Module) -> bool:
-    """Return whether a block has no forward of its own, as a ModuleList of an attention and a feed-forward.
+    """Return whether a block has no forward of its own, like a ModuleList.
 
     >>> runs_nothing(nn.ModuleList()), runs_nothing(nn.Linear(1, 1))
     (True, False)
@@ -154,7 +154,7 @@ def _is_numbered_part(owner: nn.Module) -> bool:
 
 
 def _splice(owner: nn.Module, position: int, count: int, new: list[nn.Module]) -> None:
-    """Replace `count` numbered children by new ones, and renumber those behind; numbers may have gaps (activations)."""
+    """Replace `count` numbered children by new ones, and renumber those behind."""
     children = list(owner._modules.items())
     prefix = prefix_of(owner) or ""
     first = int(children[position - 1][0].removeprefix(prefix)) + 1 if position else 0

@@ -1,4 +1,4 @@
-"""Modules that stand for blocks: rows of them, gaps, and those of which only a state is known."""
+"""Modules that stand for blocks: rows, gaps, and blocks known by state alone."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from surgery.states import owners, shapes_of, tensors
 
 
 class Chain(nn.Sequential):
-    """A block followed by blocks grafted onto it. Each gets the first one's other arguments besides its own input."""
+    """A block and the blocks grafted onto it; all get the first one's other arguments."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # takes more
         out, inputs = None, (x, *args)
@@ -34,7 +34,7 @@ def _copy_list(value: Any) -> Any:
 
 
 def _as_before(value: Any, before: Any) -> Any:
-    """Return a list without what a block appended to it, as aggregation trees do; slots that it filled stay."""
+    """Return a list without what a block appended to it; slots that it filled stay."""
     return before if type(value) is list and len(value) != len(before) else value
 
 
@@ -61,7 +61,7 @@ def _same_form(a: Any, b: Any) -> bool:
 
 
 def is_sequential(holder: nn.Module) -> bool:
-    """Return whether a module is a Sequential that only runs its children one after the other.
+    """Return whether a module is a Sequential that only runs its children in order.
 
     >>> is_sequential(nn.Sequential()), is_sequential(nn.ModuleList())
     (True, False)
@@ -70,7 +70,7 @@ def is_sequential(holder: nn.Module) -> bool:
 
 
 def returns_several(block: nn.Module) -> bool:
-    """Return whether a block's forward has a statement `return a, b`; False if its source cannot be read.
+    """Return whether a block's forward returns `a, b`; False without its source.
 
     >>> returns_several(nn.Linear(2, 2)), returns_several(nn.MultiheadAttention(4, 2))
     (False, True)
@@ -83,13 +83,13 @@ def returns_several(block: nn.Module) -> bool:
 
 
 class Part(nn.Module):
-    """A module of which only the tensors are known. `kind` is its name without its number."""
+    """A module known by its tensors alone. `kind` is its name without its number."""
 
     kind = ""
 
 
 def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
-    """Return the module itself, or for a state a tree of `Part` modules with its tensors as buffers.
+    """Return the module, or for a state a tree of `Part` modules with its tensors.
 
     Raises SurgeryError for anything else, and for a module whose weights do not exist yet.
 
@@ -97,8 +97,8 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     ['', 'a', 'a.0']
     """
     if isinstance(model, nn.Module):
-        for name, _, own in owners(model):
-            if any(map(is_lazy, own.values())):
+        for name, _, own_tensors in owners(model):
+            if any(map(is_lazy, own_tensors.values())):
                 raise SurgeryError(f"module {name!r} is lazy: run one forward pass first", code="unsupported")
         return model
     if not isinstance(model, Mapping):
@@ -126,10 +126,10 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
-    """Return whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and like a sibling."""
+    """Return whether a part is a chain of `graft`: equal children, like a sibling."""
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False
-    own = [shapes_of(tensors(child)) for child in children.values()]
+    forms = [shapes_of(tensors(child)) for child in children.values()]
     siblings = [s for s in parent.children() if isinstance(s, Part) and s.kind == module.kind and s is not module]
-    return own.count(own[0]) == len(own) and any(own[0].keys() <= tensors(s).keys() for s in siblings)
+    return forms.count(forms[0]) == len(forms) and any(forms[0].keys() <= tensors(s).keys() for s in siblings)

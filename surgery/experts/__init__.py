@@ -1,4 +1,4 @@
-"""Experts: keep some of a mixture's experts, or merge them; the router and the configuration follow."""
+"""Keep or merge a mixture's experts; the router and the configuration follow."""
 
 from surgery.experts.cut import keep as keep
 from surgery.experts.cut import merge as merge

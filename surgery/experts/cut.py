@@ -61,9 +61,11 @@ def keep(
     >>> small.gate, len(small.experts), torch.equal(small.experts[1].weight, layer.experts[2].weight)
     (Linear(in_features=4, out_features=2, bias=True), 2, True)
     """
-    found = mixtures(model, experts=experts)
-    kept = [(one, _choose_kept(one, asked, scores)) for one, asked in _resolve(found, keep, "keep")]
-    plan = _plan(model, kept)
+    all_mixtures = mixtures(model, experts=experts)
+    choices = [
+        (mixture, _choose_kept(mixture, request, scores)) for mixture, request in _resolve(all_mixtures, keep, "keep")
+    ]
+    plan = _plan(model, choices)
     return plan.build_unchecked(model), plan
 
 
@@ -102,17 +104,20 @@ def merge(
     >>> torch.allclose(small["experts"][0].weight, mean)
     True
     """
-    found = mixtures(model, experts=experts)
-    grouped = [(one, _group(model, one, asked, scores)) for one, asked in _resolve(found, groups, "groups")]
-    plan = _plan(model, [(one, [first for first, *_ in own]) for one, own in grouped])
+    all_mixtures = mixtures(model, experts=experts)
+    grouped = [
+        (mixture, _group(model, mixture, request, scores))
+        for mixture, request in _resolve(all_mixtures, groups, "groups")
+    ]
+    plan = _plan(model, [(mixture, [first for first, *_ in mixture_groups]) for mixture, mixture_groups in grouped])
     full = state(model)
     small = plan.build_unchecked(model)
     means = state(small)  # in the small model's own tensors
-    for one, own in grouped:
-        axes = {name: axis for name, (_, axis) in tensors_along(model, one.axes).items()}
-        for position, members in enumerate(own):
-            weights = _weights(one, members, scores)
-            for name, parts in _of_experts(model, one, position, members).items():
+    for mixture, mixture_groups in grouped:
+        axes = {name: axis for name, (_, axis) in tensors_along(model, mixture.axes).items()}
+        for position, members in enumerate(mixture_groups):
+            weights = _weights(mixture, members, scores)
+            for name, parts in _of_experts(model, mixture, position, members).items():
                 means[name].copy_(sum(w * full[part].detach().double() for w, part in zip(weights.tolist(), parts)))
             for name, axis in axes.items():
                 rows = full[name].detach().double().index_select(axis, torch.tensor(members, device=full[name].device))
@@ -122,29 +127,35 @@ def merge(
     return small, plan
 
 
-def _resolve(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
-    """Return the mixtures to cut, each with its request; SurgeryError if a pattern matches no mixture."""
-    by_name = asked if isinstance(asked, Mapping) else {"*": asked}
-    names = [one.name for one in found]
-    for pattern in by_name if isinstance(asked, Mapping) else ():
+def _resolve(all_mixtures: Sequence[Mixture], request: Any, argument: str) -> list[tuple[Mixture, Any]]:
+    """Return the mixtures to cut, and requests; SurgeryError for unmatched patterns."""
+    by_name = request if isinstance(request, Mapping) else {"*": request}
+    names = [mixture.name for mixture in all_mixtures]
+    for pattern in by_name if isinstance(request, Mapping) else ():
         if not any(name == pattern or matches(name, pattern) for name in names):
-            raise SurgeryError(f"{what}[{pattern!r}] matches none of the mixtures {names}", code="name")
+            raise SurgeryError(f"{argument}[{pattern!r}] matches none of the mixtures {names}", code="name")
     result = []
-    for one in found:
-        own = [value for pattern, value in by_name.items() if pattern in ("*", one.name) or matches(one.name, pattern)]
-        result += [(one, value) for value in own[:1]]
+    for mixture in all_mixtures:
+        values = [
+            value
+            for pattern, value in by_name.items()
+            if pattern in ("*", mixture.name) or matches(mixture.name, pattern)
+        ]
+        result += [(mixture, value) for value in values[:1]]
     return result
 
 
-def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
-    if not isinstance(scores, Mapping) or one.name not in scores:
+def _score(mixture: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
+    if not isinstance(scores, Mapping) or mixture.name not in scores:
         raise SurgeryError(
-            f"a number of experts needs scores of {one.name!r}: surgery.experts.frequency or norm gives them",
+            f"a number of experts needs scores of {mixture.name!r}: surgery.experts.frequency or norm gives them",
             code="argument",
         )
-    score = torch.as_tensor(scores[one.name]).detach()
-    if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
-        raise SurgeryError(f"scores of {one.name!r} are {one.size} numbers, got {tuple(score.shape)}", code="argument")
+    score = torch.as_tensor(scores[mixture.name]).detach()
+    if score.is_meta or score.shape != (mixture.size,) or not score.isfinite().all():
+        raise SurgeryError(
+            f"scores of {mixture.name!r} are {mixture.size} numbers, got {tuple(score.shape)}", code="argument"
+        )
     return score.double().cpu()
 
 
@@ -152,108 +163,118 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _choose_kept(one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[int]:
+def _choose_kept(mixture: Mixture, request: Any, scores: Mapping[str, Tensor] | None) -> list[int]:
     """Return the experts that stay, in ascending order."""
-    if _is_count(asked):
-        if not 1 <= asked <= one.size or asked % one.groups:
-            parts = f" that its {one.groups} groups can share" if one.groups > 1 else ""
-            raise SurgeryError(f"{one.name!r} has {one.size} experts: keep 1 to {one.size}{parts}", code="argument")
-        best = _score(one, scores).view(one.groups, -1).argsort(dim=1, descending=True, stable=True)
-        first = torch.arange(one.groups)[:, None] * (one.size // one.groups)
-        asked = (best[:, : asked // one.groups] + first).flatten().tolist()
-    kept = _numbers(one, asked)
-    _check_router(one, kept)
-    return kept
-
-
-def _numbers(one: Mixture, asked: Any) -> list[int]:
-    """Return the indices of experts in ascending order; SurgeryError if they are wrong."""
-    asked = asked.tolist() if isinstance(asked, Tensor) else asked
-    numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
-    if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
-        raise SurgeryError(f"{asked!r}: give some of {one.size} experts of {one.name!r}, from 0 on", code="argument")
+    if _is_count(request):
+        if not 1 <= request <= mixture.size or request % mixture.groups:
+            parts = f" that its {mixture.groups} groups can share" if mixture.groups > 1 else ""
+            raise SurgeryError(
+                f"{mixture.name!r} has {mixture.size} experts: keep 1 to {mixture.size}{parts}", code="argument"
+            )
+        best = _score(mixture, scores).view(mixture.groups, -1).argsort(dim=1, descending=True, stable=True)
+        first = torch.arange(mixture.groups)[:, None] * (mixture.size // mixture.groups)
+        request = (best[:, : request // mixture.groups] + first).flatten().tolist()
+    numbers = _numbers(mixture, request)
+    _check_router(mixture, numbers)
     return numbers
 
 
-def _check_router(one: Mixture, kept: Sequence[int]) -> None:
-    """Raise SurgeryError if the router cannot choose among the experts that are left."""
-    if len(kept) < one.chosen:
+def _numbers(mixture: Mixture, request: Any) -> list[int]:
+    """Return experts' indices in ascending order; SurgeryError if they are wrong."""
+    request = request.tolist() if isinstance(request, Tensor) else request
+    numbers = sorted(request) if isinstance(request, Sequence | set | range) and all(map(_is_count, request)) else []
+    if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < mixture.size:
         raise SurgeryError(
-            f"the router of {one.name!r} chooses {one.chosen} experts a token: keep {one.chosen} or more",
+            f"{request!r}: give some of {mixture.size} experts of {mixture.name!r}, from 0 on", code="argument"
+        )
+    return numbers
+
+
+def _check_router(mixture: Mixture, numbers: Sequence[int]) -> None:
+    """Raise SurgeryError if the router cannot choose among the experts that are left."""
+    if len(numbers) < mixture.chosen:
+        raise SurgeryError(
+            f"the router of {mixture.name!r} chooses {mixture.chosen} experts a token: keep {mixture.chosen} or more",
             code="argument",
         )
-    counts = [sum(number * one.groups // one.size == group for number in kept) for group in range(one.groups)]
-    least = 2 if any("correction" in key for _, key, _ in one.router) and one.groups > 1 else 1
+    counts = [
+        sum(number * mixture.groups // mixture.size == group for number in numbers) for group in range(mixture.groups)
+    ]
+    least = 2 if any("correction" in key for _, key, _ in mixture.router) and mixture.groups > 1 else 1
     if len(set(counts)) > 1 or min(counts) < least:
         raise SurgeryError(
-            f"the router of {one.name!r} needs as many experts in all groups, {least} or more, got {counts}",
+            f"the router of {mixture.name!r} needs as many experts in all groups, {least} or more, got {counts}",
             code="argument",
         )
 
 
-def _group(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
-    """Return the members of each group, the highest score first; groups are sorted by their first member."""
-    score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
-    if _is_count(asked):
-        best = _choose_kept(one, asked, scores)
-        router = [(getattr(model.get_submodule(module), key).detach(), axis) for module, key, axis in one.router]
+def _group(model: nn.Module, mixture: Mixture, request: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
+    """Return the groups' members, best score first; groups are sorted by their first."""
+    score = torch.ones(mixture.size, dtype=torch.float64) if scores is None else _score(mixture, scores)
+    if _is_count(request):
+        best = _choose_kept(mixture, request, scores)
+        router = [(getattr(model.get_submodule(module), key).detach(), axis) for module, key, axis in mixture.router]
         rows = torch.cat([t.double().movedim(axis, 0).flatten(1).cpu() for t, axis in router if t.ndim == 2], 1)
         like = nn.functional.cosine_similarity(rows[:, None], rows[best], dim=2)
-        same = torch.tensor([[i * one.groups // one.size == b * one.groups // one.size for b in best]
-                             for i in range(one.size)])  # fmt: skip
+        same = torch.tensor([[i * mixture.groups // mixture.size == b * mixture.groups // mixture.size for b in best]
+                             for i in range(mixture.size)])  # fmt: skip
         nearest = like.masked_fill(~same, -2).argmax(1).tolist()
-        asked = [[b, *(i for i in range(one.size) if i not in best and best[nearest[i]] == b)] for b in best]
-    if not isinstance(asked, Sequence) or not asked:
-        raise SurgeryError(f"groups are lists of experts, or how many, got {asked!r}", code="argument")
-    groups = [_numbers(one, own) for own in asked]
-    _numbers(one, [number for own in groups for number in own])
-    if any(len({number * one.groups // one.size for number in own}) > 1 for own in groups):
-        raise SurgeryError(f"the router of {one.name!r} has {one.groups} groups: merge within them", code="argument")
-    groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
-    _check_router(one, [first for first, *_ in groups])
+        request = [[b, *(i for i in range(mixture.size) if i not in best and best[nearest[i]] == b)] for b in best]
+    if not isinstance(request, Sequence) or not request:
+        raise SurgeryError(f"groups are lists of experts, or how many, got {request!r}", code="argument")
+    groups = [_numbers(mixture, group) for group in request]
+    _numbers(mixture, [number for group in groups for number in group])
+    if any(len({number * mixture.groups // mixture.size for number in group}) > 1 for group in groups):
+        raise SurgeryError(
+            f"the router of {mixture.name!r} has {mixture.groups} groups: merge within them", code="argument"
+        )
+    groups = sorted(sorted(group, key=lambda number: (-float(score[number]), number)) for group in groups)
+    _check_router(mixture, [first for first, *_ in groups])
     return groups
 
 
-def _weights(one: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] | None) -> Tensor:
+def _weights(mixture: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] | None) -> Tensor:
     if scores is None:
         return torch.full((len(members),), 1 / len(members), dtype=torch.float64)
-    weights = _score(one, scores)[list(members)]
+    weights = _score(mixture, scores)[list(members)]
     if weights.min() < 0:
-        raise SurgeryError(f"the scores of {one.name!r} weigh a mean: none may be below 0", code="argument")
+        raise SurgeryError(f"the scores of {mixture.name!r} weigh a mean: none may be below 0", code="argument")
     return weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / len(members))
 
 
-def _of_experts(model: nn.Module, one: Mixture, position: int, members: Sequence[int]) -> dict[str, list[str]]:
-    """Return, for each tensor of the expert at a position, the names of the members' tensors that correspond to it."""
+def _of_experts(model: nn.Module, mixture: Mixture, position: int, members: Sequence[int]) -> dict[str, list[str]]:
+    """Return names of members' tensors for each tensor of the expert at a position."""
     held = names_by_id(model)
     result = {}
-    for holder in one.lists:
+    for holder in mixture.lists:
         named = [dict(named_tensors(child)) for child in model.get_submodule(holder).children()]
         result |= {held[id(t)]: [held[id(named[m][key])] for m in members]
                    for key, t in named[position].items() if id(t) in held}  # fmt: skip
     return result
 
 
-def _plan(model: nn.Module, kept: Sequence[tuple[Mixture, Sequence[int]]]) -> Plan:
+def _plan(model: nn.Module, choices: Sequence[tuple[Mixture, Sequence[int]]]) -> Plan:
     """Return the plan of a model with fewer experts."""
     entries = {name: Source(name, (None,) * tensor.ndim) for name, tensor in state(model).items()}
     edits: list[Edit] = []
     modules = dict(model.named_modules())
-    for one, numbers in kept:
-        if len(numbers) == one.size:
+    for mixture, numbers in choices:
+        if len(numbers) == mixture.size:
             continue
-        rows, slices = keep_rows(model, one.axes, numbers)
+        rows, slices = keep_rows(model, mixture.axes, numbers)
         entries |= rows
         edits += slices
-        for holder in one.lists:
+        for holder in mixture.lists:
             gone = [join(holder, key) for key in [*modules[holder]._modules][len(numbers) :]]
             for name in [name for name in entries if any(is_inside(name, expert) for expert in gone)]:
                 del entries[name]
             for place, number in enumerate(numbers):
-                for name, (source,) in _of_experts(model, one, place, [number]).items():
+                for name, (source,) in _of_experts(model, mixture, place, [number]).items():
                     entries[name] = entries[name]._replace(name=source)
-            edits.append({"do": "remove", "module": holder, "first": len(numbers), "count": one.size - len(numbers)})
-        places = (*one.lists, *(str(module) for module, *_ in (*one.fused, *one.router)))
-        near = {name: modules[name] for place in (one.name, *places) for name in outwards(place)}
-        edits += count_edits(near, _COUNTS, one.size, len(numbers))
+            edits.append(
+                {"do": "remove", "module": holder, "first": len(numbers), "count": mixture.size - len(numbers)}
+            )
+        places = (*mixture.lists, *(str(module) for module, *_ in (*mixture.fused, *mixture.router)))
+        near = {name: modules[name] for place in (mixture.name, *places) for name in outwards(place)}
+        edits += count_edits(near, _COUNTS, mixture.size, len(numbers))
     return plan_of_rows(model, entries, edits)

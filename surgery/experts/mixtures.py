@@ -1,4 +1,4 @@
-"""Mixtures of experts, found in any module: their experts, and the router that chooses among them."""
+"""Mixtures of experts in any module: their experts, and the router over them."""
 
 import re
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _GROUPS = re.compile(r"^(n|num)_(expert_)?groups?$")
 
 
 class Mixture(NamedTuple):
-    """Experts of which a router chooses some for each token.
+    """Experts, from which a router chooses some for each token.
 
     Attributes:
         name: of the module that holds the router and the experts.
@@ -41,7 +41,7 @@ class Mixture(NamedTuple):
 
     @property
     def axes(self) -> dict[tuple[str, str], int]:
-        """The axes of experts of the fused tensors and the router's, by (module, attribute)."""
+        """The axes of experts of fused and router tensors, by (module, attribute)."""
         return dict.fromkeys(self.fused, 0) | {(module, key): axis for module, key, axis in self.router}
 
 
@@ -87,25 +87,25 @@ def mixtures(model: nn.Module, *, experts: str | None = None) -> list[Mixture]:
                 code="unsupported",
             )
         inside.setdefault(around, []).append(holder)
-    return [_mixture(model, name, own, holders) for name, own in inside.items()]
+    return [_mixture(model, name, holder_names, holders) for name, holder_names in inside.items()]
 
 
 def _holders(model: nn.Module, pattern: str | None) -> dict[str, int]:
     """Return by name of the modules that hold experts how many these are."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, module in model.named_modules():
         called = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
         is_called = matches(name, pattern) if pattern else _EXPERTS.search(called) and "shared" not in name.lower()
         if not is_called or any(is_inside(name, other) and isinstance(model.get_submodule(other), _LISTS)
-                                for other in found):  # fmt: skip
+                                for other in sizes):  # fmt: skip
             continue
         shapes = [tuple(p.shape) for p in module._parameters.values() if p is not None]
         firsts = {shape[0] for shape in shapes if len(shape) == 3}
         if isinstance(module, _LISTS) and len(module) > 1 and (pattern or "expert" in called):
             _check_alike(name, module)
-            found[name] = len(module)
+            sizes[name] = len(module)
         elif len(firsts) == 1 and firsts != {1}:
-            found[name] = firsts.pop()
+            sizes[name] = firsts.pop()
         elif (
             len(shapes) > 1
             and not firsts
@@ -116,7 +116,7 @@ def _holders(model: nn.Module, pattern: str | None) -> dict[str, int]:
                 f"the experts {name!r} lie as {shapes[0]}: give a list of modules, or tensors [experts, ...]",
                 code="unsupported",
             )
-    return found
+    return sizes
 
 
 def _find_fused(model: nn.Module, holder: str, size: int) -> list[tuple[str, str]]:
@@ -134,11 +134,11 @@ def _check_alike(name: str, module: nn.Module) -> None:
 
 
 def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -> tuple[tuple[str, str, int], ...]:
-    """Return the tensors of a router in a module, and their axes of experts; none if no matrix is among them."""
+    """Return a module's router tensors and their axes of experts, if any is a matrix."""
     inner = model.get_submodule(around)
     lists = [holder for holder in holders if isinstance(model.get_submodule(holder), _LISTS)]
     experts = {place for holder, count in holders.items() for place in _find_fused(model, holder, count)}
-    found, weighs = [], False
+    rows, weighs = [], False
     for (module, key), tensor in named_tensors(inner):
         full, path = join(around, module).removesuffix("."), join(module, key)
         is_counter = not module and key in inner._buffers
@@ -161,32 +161,32 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
                 code="ambiguous",
             )
         if axes:
-            found.append((full, key, axes[0]))
+            rows.append((full, key, axes[0]))
             weighs = weighs or (tensor.ndim == 2 and (key == "weight" or min(tensor.shape) > 1))
-    return _without_inner(model, found, size) if weighs else ()
+    return _without_inner(model, rows, size) if weighs else ()
 
 
-def _without_inner(model: nn.Module, found: list[tuple[str, str, int]], size: int) -> tuple[tuple[str, str, int], ...]:
-    """Return a router's tensors without those of inner layers that are as wide as there are experts."""
-    wide = [module for module, key, _ in found if getattr(model.get_submodule(module), key).shape == (size, size)]
-    layers = [*dict.fromkeys(module for module, key, _ in found if key == "weight")]
+def _without_inner(model: nn.Module, rows: list[tuple[str, str, int]], size: int) -> tuple[tuple[str, str, int], ...]:
+    """Return a router's tensors without inner layers as wide as there are experts."""
+    wide = [module for module, key, _ in rows if getattr(model.get_submodule(module), key).shape == (size, size)]
+    layers = [*dict.fromkeys(module for module, key, _ in rows if key == "weight")]
     if not wide or len(layers) < 2:
-        return tuple(found)
+        return tuple(rows)
     around = {module.rpartition(".")[0] for module in layers}
     if len(around) > 1 or not isinstance(model.get_submodule(min(around)), nn.Sequential):
         raise SurgeryError(f"the layers {layers} have {size} outputs: which is the experts'?", code="ambiguous")
-    return tuple(one for one in found if one[0] not in layers[:-1])
+    return tuple(row for row in rows if row[0] not in layers[:-1])
 
 
-def _mixture(model: nn.Module, name: str, own: list[str], holders: dict[str, int]) -> Mixture:
-    sizes = {holders[holder] for holder in own}
+def _mixture(model: nn.Module, name: str, names: list[str], holders: dict[str, int]) -> Mixture:
+    sizes = {holders[holder] for holder in names}
     if len(sizes) > 1:
         raise SurgeryError(f"{name!r} holds experts of unequal numbers {sorted(sizes)}", code="ambiguous")
     size = sizes.pop()
     router = _router(model, name, size, holders)
-    lists = tuple(holder for holder in own if isinstance(model.get_submodule(holder), _LISTS))
-    fused = tuple(place for holder in own for place in _find_fused(model, holder, size))
-    places = [place for module in (*(module for module, *_ in router), *own) for place in outwards(module)]
+    lists = tuple(holder for holder in names if isinstance(model.get_submodule(holder), _LISTS))
+    fused = tuple(place for holder in names for place in _find_fused(model, holder, size))
+    places = [place for module in (*(module for module, *_ in router), *names) for place in outwards(module)]
     near = {model.get_submodule(place): None for place in (*places, name) if is_inside(place, name)}
     greedy = any(getattr(module, "topk_method", "") == "greedy" for module in near)
     groups = 1 if greedy else _number(near, _GROUPS)
@@ -194,7 +194,7 @@ def _mixture(model: nn.Module, name: str, own: list[str], holders: dict[str, int
 
 
 def _number(modules: dict[nn.Module, None], names: re.Pattern) -> int:
-    """Return the first whole number that modules hold in an attribute of such a name; 0 if there is none."""
+    """Return the first integer attribute of modules with such a name; 0 without one."""
     held = (value for module in modules for key, value in vars(module).items() if names.search(key))
     return next((value for value in held if type(value) is int), 0)
 
@@ -203,9 +203,9 @@ def experts_of(model: nn.Module, mixture: Mixture) -> list[list[Tensor]]:
     """Return the tensors of each expert."""
     result: list[list[Tensor]] = [[] for _ in range(mixture.size)]
     for holder in mixture.lists:
-        for own, child in zip(result, model.get_submodule(holder).children()):
-            own += [tensor for _, tensor in named_tensors(child) if tensor.is_floating_point()]
+        for expert, child in zip(result, model.get_submodule(holder).children()):
+            expert += [tensor for _, tensor in named_tensors(child) if tensor.is_floating_point()]
     for module, key in mixture.fused:
-        for own, part in zip(result, getattr(model.get_submodule(module), key)):
-            own.append(part)
+        for expert, part in zip(result, getattr(model.get_submodule(module), key)):
+            expert.append(part)
     return result

@@ -1,4 +1,4 @@
-"""Scores of a mixture's experts: how often the router chooses them, and how large their weights are."""
+"""Scores of experts: how often the router chooses them, how large weights are."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,19 +19,22 @@ def norm(model: nn.Module, *, experts: str | None = None) -> dict[str, Tensor]:
     >>> norm(layer)[""].shape
     torch.Size([3])
     """
-    found = mixtures(model, experts=experts)
+    all_mixtures = mixtures(model, experts=experts)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise SurgeryError("norms need values, and the model is on the meta device", code="values")
     return {
-        one.name: torch.stack(
-            [torch.stack([t.detach().double().square().sum() for t in own]).sum() for own in experts_of(model, one)]
+        mixture.name: torch.stack(
+            [
+                torch.stack([t.detach().double().square().sum() for t in expert]).sum()
+                for expert in experts_of(model, mixture)
+            ]
         ).sqrt()
-        for one in found
+        for mixture in all_mixtures
     }
 
 
 def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None = None) -> dict[str, Tensor]:
-    """Count for each expert the tokens that the router sends to it, by the name of its mixture; each in shares of 1.
+    """Count the tokens that each expert gets, by its mixture's name, in shares of 1.
 
     Where every expert sees every token, and no attribute says how many the router chooses, its share is the mean of its
     probabilities, the softmax of what the router gives.
@@ -59,12 +62,12 @@ def frequency(model: nn.Module, batches: Iterable[Any], *, experts: str | None =
     """
     batches = as_batches(batches, "frequency")
     twin = clone(model)
-    seen = [_Seen(twin, one) for one in mixtures(twin, experts=experts)]
+    seen = [_Seen(twin, mixture) for mixture in mixtures(twin, experts=experts)]
     with in_mode(twin, training=False, own_draws=False):
         for number, batch in enumerate(batches):
             with explain(f"{type(model).__name__} does not run on batches[{number}]"):
                 call(twin, copy_tensors(batch))
-    return {one.mixture.name: one.shares() for one in seen}
+    return {counter.mixture.name: counter.shares() for counter in seen}
 
 
 class _Seen:
@@ -84,9 +87,9 @@ class _Seen:
 
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Count the numbers of experts that are given to fused ones."""
-        given = [t for t in tensors_in((args, kwargs)) if t.dtype in (torch.int32, torch.int64) and t.ndim > 1]
-        if given:
-            self.indices += self._tally(given[0])
+        numbers = [t for t in tensors_in((args, kwargs)) if t.dtype in (torch.int32, torch.int64) and t.ndim > 1]
+        if numbers:
+            self.indices += self._tally(numbers[0])
 
     def _count(self, number: int) -> Any:
         def count(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -96,12 +99,12 @@ class _Seen:
         return count
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Look at what the router gives: numbers of experts, or one number for each expert."""
-        given = tensors_in(output)
-        whole = [t for t in given if t.dtype in (torch.int32, torch.int64) and t.shape[-1] == self.mixture.chosen]
+        """Record what the router gives: experts' numbers, or one number for each expert."""
+        outputs = tensors_in(output)
+        whole = [t for t in outputs if t.dtype in (torch.int32, torch.int64) and t.shape[-1] == self.mixture.chosen]
         if whole:
             self.routed += self._tally(whole[0])
-        scores = [t for t in given if t.is_floating_point() and t.ndim and t.shape[-1] == self.mixture.size]
+        scores = [t for t in outputs if t.is_floating_point() and t.ndim and t.shape[-1] == self.mixture.size]
         if scores:
             flat = scores[0].detach().double().cpu().flatten(0, -2) if scores[0].ndim > 1 else scores[0].cpu()[None]
             k = self.mixture.chosen
@@ -112,7 +115,7 @@ class _Seen:
         return flat[flat < self.mixture.size].bincount(minlength=self.mixture.size).double()
 
     def shares(self) -> Tensor:
-        """Return the shares by what is nearest to the experts: what each was given, unless all were given the same."""
+        """Return the shares from the counts nearest to the experts that are not all equal."""
         is_sparse = len(self.rows.unique()) > 1
         for counts in (self.indices, self.rows if is_sparse else 0 * self.rows, self.routed, self.likely):
             if counts.sum():

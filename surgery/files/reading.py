@@ -1,4 +1,4 @@
-"""Open a checkpoint: a safetensors file, a file of torch.save, or a folder as HuggingFace's libraries write it."""
+"""Open a checkpoint: a safetensors or torch.save file, or a HuggingFace folder."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files of torch.save."""
 INDEX = "model.safetensors.index.json"
 _IN_FOLDERS = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Of which a folder has the first that is there, as for transformers: older ones may be left beside it."""
+"""Files of weights: a folder's first one counts, as for transformers; older ones may be left beside it."""
 _LARGEST = 2**28  # bytes of a file of JSON
 _REPEATED = 2**30  # bytes that tensors may claim beyond those that a file of torch.save holds for them
 _BEGINNINGS = (b"PK", b"\x80")  # of files of torch.save: a zip file, and before PyTorch 1.6 a pickle
@@ -79,7 +79,7 @@ class Checkpoint(LazyState):
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
+    """Return the content of a JSON file; SurgeryError names an unreadable file."""
     try:
         if path.stat().st_size > _LARGEST:
             raise SurgeryError(f"{path} is too large for a file of JSON", code="file")
@@ -91,7 +91,7 @@ def read_json(path: Path) -> Any:
 
 
 def open_state(path: str | Path) -> Checkpoint:
-    """Open the state of a checkpoint: names and shapes are read, and the checksums of a file of torch.save.
+    """Open a checkpoint's state: names and shapes, and a torch.save file's checksums.
 
     Args:
         path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or
@@ -125,20 +125,20 @@ def open_state(path: str | Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    found = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
-    if not found:
+    files = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
+    if not files:
         raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}", code="file")
-    if len(found) > 1:
-        raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one", code="ambiguous")
-    if found[0].name.endswith(".index.json"):
-        return _read_shards(found[0], path)
-    inside = open_state(found[0])
-    return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (found[0],))
+    if len(files) > 1:
+        raise SurgeryError(f"{path} holds {len(files)} .safetensors files and no {INDEX}: give one", code="ambiguous")
+    if files[0].name.endswith(".index.json"):
+        return _read_shards(files[0], path)
+    inside = open_state(files[0])
+    return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (files[0],))
 
 
 def _read_shards(index: Path, path: Path) -> Checkpoint:
-    found = read_json(index)
-    places = found.get("weight_map") if isinstance(found, dict) else None
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict):
         raise SurgeryError(f"{index} is damaged or no index of shards: it has no entries under weight_map", code="file")
     shards: dict[str, Checkpoint] = {}
@@ -157,8 +157,7 @@ def _read_shards(index: Path, path: Path) -> Checkpoint:
 
 
 def _safetensors(path: Path) -> Checkpoint:
-    """Return a safetensors file, whose header the library checks: sizes, offsets without holes, nothing beyond the
-    file.
+    """Return a safetensors file; the library checks its header's sizes and offsets.
 
     Pieces are read into memory of their own, so that nothing but them takes memory, and a file that is cut short
     meanwhile is an error; of a file that is mapped, as the library does it, reading would end the process.
@@ -176,19 +175,19 @@ def _safetensors(path: Path) -> Checkpoint:
         why = first_line(error).removeprefix("Error while deserializing header: ")[:120]
         raise SurgeryError(f"{path} is no whole safetensors file: {why}; fetch or save it again", code="file") from None
     metadata, entries = header.pop("__metadata__", None) or {}, {}
-    for name, one in header.items():
-        if (dtype := DTYPES.get(one["dtype"])) is None:
-            raise SurgeryError(f"{path}: tensor {name!r} is {one['dtype']!r}: convert it", code="unsupported")
-        read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
-        entries[name] = Pieces(tuple(one["shape"]), dtype, read)
+    for name, entry in header.items():
+        if (dtype := DTYPES.get(entry["dtype"])) is None:
+            raise SurgeryError(f"{path}: tensor {name!r} is {entry['dtype']!r}: convert it", code="unsupported")
+        read = partial(_read, file, lock, path, dtype, 8 + length + entry["data_offsets"][0])
+        entries[name] = Pieces(tuple(entry["shape"]), dtype, read)
     return Checkpoint(entries, path, metadata, (path,))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return values
 
 
 def _read(
@@ -206,44 +205,44 @@ def _read(
 
 
 def _torch(path: Path) -> dict[str, Pieces]:
-    """Return the tensors of a state dict, also of one that lies under "state_dict", "model_state_dict" or "model".
+    """Return the tensors of a state dict, also from under "state_dict" or "model".
 
     What DistributedDataParallel and torch.compile put before every name is left out.
     """
-    found = _load(path)
+    content = _load(path)
     for key in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not found:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
         raise SurgeryError(f"{path} holds no state dict: save model.state_dict()", code="file")
-    if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
-        what = type(found[odd[0]]).__name__
-        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict() alone", code="file")
+    if odd := [name for name, value in content.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
+        kind = type(content[odd[0]]).__name__
+        raise SurgeryError(f"{path} holds a {kind} as {odd[0]!r}: save model.state_dict() alone", code="file")
     for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in found):
-            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
+        if all(name.startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
+    if odd := [name for name, tensor in content.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save a plain one", code="unsupported")
-    if odd := [name for name, tensor in found.items() if tensor.is_meta]:
+    if odd := [name for name, tensor in content.items() if tensor.is_meta]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is on the meta device: save one with values", code="values")
     pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
-    same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
-    _check_claims(path, {same[name]: (name, tensor) for name, tensor in found.items()}.values())
-    return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in found.items()}
+    same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in content.items()}
+    _check_claims(path, {same[name]: (name, tensor) for name, tensor in content.items()}.values())
+    return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in content.items()}
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
-    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0) until it fills a memory."""
+    """Raise SurgeryError for tensors that repeat stored values until memory is full."""
     storages = [tensor.untyped_storage() for _, tensor in tensors]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)
     if claimed - held > _REPEATED:
-        name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
+        name, most = max(tensors, key=lambda entry: entry[1].nbytes - entry[1].untyped_storage().nbytes())
         raise SurgeryError(f"{path}: {name!r} {tuple(most.shape)} repeats its storage: clone it", code="file")
 
 
 def _load(path: Path) -> Any:
-    """Return what torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
+    """Return what torch.load gives, mapped into memory if possible; no code runs."""
     with open(path, "rb") as file:
         beginning = file.read(2)
     if not beginning:
@@ -259,20 +258,20 @@ def _load(path: Path) -> Any:
     except BadZipFile as error:
         raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again", code="file") from None
     except UnpicklingError:
-        what = "is damaged, or holds other objects than tensors, which could run code"
-        raise SurgeryError(f"{path} {what}: save model.state_dict() instead", code="file") from None
+        reason = "is damaged, or holds other objects than tensors, which could run code"
+        raise SurgeryError(f"{path} {reason}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, pickle's, ...
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:
             raise
-        # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
+        # Errors of other kinds say nothing to a user, and PytorchStreamReader's errors are about archives.
         cut = before or not isinstance(error, RuntimeError) or re.search("PytorchStreamReader|magic number", str(error))
         why = "it is none, damaged or cut short; fetch or save it again" if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}", code="file") from None
 
 
 def _check_records(path: Path) -> None:
-    """Raise BadZipFile if what is in a file is not what was saved, which torch.load takes as it is; read it once.
+    """Raise BadZipFile if a file's content is not what was saved, which torch ignores.
 
     torch.save compresses nothing, so that records that unpack to more than the file has are not its own. Files from
     before PyTorch 1.6 are no zip files, and have no checksums. SurgeryError for a zip file of something else.

@@ -16,7 +16,7 @@ _END = f"@{socket.gethostname()}.tmp"  # numbers of processes mean nothing on ot
 
 @contextmanager
 def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Give a path beside the given one to write to, which takes its place when the block ends well.
+    """Yield a path to write to, which replaces the given one when the block ends well.
 
     Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path. What
     killed processes have left beside it is deleted first.
@@ -34,7 +34,7 @@ def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def in_one_step(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """As `replacing`, but an OSError stays one, and what killed processes have left stays, too."""
+    """Do as `replacing`, but keep OSErrors and what killed processes have left."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_END}")
     try:
         if folder:
@@ -66,7 +66,7 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Say whether a text names a file or folder in the folder that it is looked for in, and nothing outside of it.
+    """Return whether a text names something in the folder itself, not outside of it.
 
     >>> is_plain("net.pt"), is_plain("a/net.pt"), is_plain(".."), is_plain("")
     (True, False, False, False)
@@ -75,21 +75,21 @@ def is_plain(name: str) -> bool:
 
 
 def leftovers(folder: Path, name: str | None = None) -> list[Path]:
-    """Return what ended processes of this host have left where they wrote a file of this name, or any.
+    """Return what ended processes of this host left for a file of this name, or any.
 
     >>> leftovers(Path("there is none"))
     []
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     with suppress(OSError):  # a folder that may be written to and not read
-        found += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
+        paths += folder.iterdir() if os.name == "posix" else ()  # elsewhere, os.kill ends the process that it asks for
 
     def is_left(path: Path) -> bool:
         start, _, process = path.name.removesuffix(_END).rpartition(".")
-        mine = start == f".{name}" if name else start.startswith(".")
-        return mine and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process))
+        matches = start == f".{name}" if name else start.startswith(".")
+        return matches and path.name.endswith(_END) and process.isdecimal() and _is_dead(int(process))
 
-    return [path for path in found if is_left(path)]
+    return [path for path in paths if is_left(path)]
 
 
 def _is_dead(process: int) -> bool:

@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 
 def check_new(path: Path) -> None:
-    """Raise SurgeryError unless a path is new, or an empty folder, and its parent is there."""
+    """Raise SurgeryError unless a path is new or an empty folder, with a parent."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth, *.bin, or a folder", code="file")
     check_absent(path, folder=path.suffix == "")
@@ -42,7 +42,7 @@ def write(
     shard_bytes: int | None = None,
     progress: Progress = lambda count: None,
 ) -> None:
-    """Write a state; a lazy one is computed slab by slab, so that it need not fit into memory.
+    """Write a state; a lazy one slab by slab, so that it need not fit into memory.
 
     Args:
         path: a new .safetensors file, a new .pt, .pth or .bin file (for which the state is held in memory), or a new
@@ -50,7 +50,7 @@ def write(
         values: the state.
         metadata: texts that are written into safetensors files.
         like: a folder whose other files (configuration, tokenizer) a new folder gets, too.
-        config: what config.json of a new folder holds, in place of that of `like`.
+        config: what config.json of a new folder holds, in place of the file of `like`.
         shard_bytes: in a folder the size above which the state is split into several files with an index.
         progress: is told the bytes as they are written.
 
@@ -69,10 +69,10 @@ def write(
     texts = {**_FORMAT, **(metadata or {})}
     values = values if isinstance(values, LazyState) else as_state(values, "what is written")
     pieces = {name: pieces_of(values, name) for name in values}
-    if odd := [name for name, one in pieces.items() if one.device.type == "meta"]:
+    if odd := [name for name, piece in pieces.items() if piece.device.type == "meta"]:
         raise SurgeryError(f"tensor {odd[0]!r} has no data (meta device): give the model weights first", code="values")
     with replacing(path, folder=path.suffix == "") as temporary:
-        needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
+        needed, free = sum(piece.nbytes for piece in pieces.values()), shutil.disk_usage(temporary.parent).free
         if needed > free:
             raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} of the disk are free", code="file")
         if path.suffix == ".safetensors":
@@ -89,13 +89,13 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     end = 0
     order = sorted(pieces, key=lambda name: -pieces[name].dtype.itemsize)  # so that all lie where their size divides
     for name in order:
-        one = pieces[name]
-        if one.dtype not in _NAMES:
+        piece = pieces[name]
+        if piece.dtype not in _NAMES:
             raise SurgeryError(
-                f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it", code="unsupported"
+                f"tensor {name!r} is {piece.dtype}, which safetensors files cannot hold: convert it", code="unsupported"
             )
-        header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
-        end += one.nbytes
+        header[name] = {"dtype": _NAMES[piece.dtype], "shape": piece.shape, "data_offsets": [end, end + piece.nbytes]}
+        end += piece.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb", buffering=0) as file:
@@ -111,28 +111,28 @@ def _all(file: BinaryIO, data: memoryview) -> None:
 
 
 def _compute(every: Iterable[Pieces]) -> Iterator[Tensor]:
-    """Yield all slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
+    """Yield all slabs of tensors in order, computed ahead in threads of one core each.
 
     torch's own threads would wait for each other at every operation, since operations on slabs are short.
     """
     allowed = torch.get_num_threads()
-    jobs = ((one, start, stop) for one in every for start, stop in spans(one.size))
+    jobs = ((piece, start, stop) for piece in every for start, stop in spans(piece.size))
     try:
         with ThreadPoolExecutor(allowed, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            coming = deque(pool.submit(one.read, *span) for one, *span in islice(jobs, allowed + 1))
+            coming = deque(pool.submit(piece.read, *span) for piece, *span in islice(jobs, allowed + 1))
             while coming:
                 slab = coming.popleft().result()
-                coming.extend(pool.submit(one.read, *span) for one, *span in islice(jobs, 1))
+                coming.extend(pool.submit(piece.read, *span) for piece, *span in islice(jobs, 1))
                 yield slab
     finally:
-        torch.set_num_threads(allowed)  # the threads' setting also changed that of the process
+        torch.set_num_threads(allowed)  # the threads' setting also changed the process's
 
 
 def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None:
     state = {}
-    for name, one in pieces.items():
-        state[name] = one.whole()
-        progress(one.nbytes)
+    for name, piece in pieces.items():
+        state[name] = piece.whole()
+        progress(piece.nbytes)
     try:
         with open(path, "wb") as file:  # a path's name would be in the file, and its errors are torch's own
             torch.save(state, file)
@@ -145,12 +145,12 @@ def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None
 def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: int | None, progress: Progress) -> None:
     groups: list[list[str]] = [[]]
     size = 0
-    for name, one in pieces.items():
-        if shard_bytes and groups[-1] and size + one.nbytes > shard_bytes:
+    for name, piece in pieces.items():
+        if shard_bytes and groups[-1] and size + piece.nbytes > shard_bytes:
             groups.append([])
             size = 0
         groups[-1].append(name)
-        size += one.nbytes
+        size += piece.nbytes
     if len(groups) == 1:
         _safetensors(folder / "model.safetensors", pieces, metadata, progress)
         return
@@ -159,7 +159,7 @@ def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: i
         file = f"model-{i:05}-of-{len(groups):05}.safetensors"
         _safetensors(folder / file, {name: pieces[name] for name in names}, metadata, progress)
         places |= dict.fromkeys(names, file)
-    total = sum(one.nbytes for one in pieces.values())
+    total = sum(piece.nbytes for piece in pieces.values())
     index = {"metadata": {"total_size": total, **metadata}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: tensors, sections and layers as their names show them, and how it was made."""
+"""The contents of a checkpoint: tensors, sections, layers, and how it was made."""
 
 import json
 from collections import Counter
@@ -19,63 +19,63 @@ PROVENANCE = "layer_surgery"
 
 
 def contents(checkpoint: Checkpoint, widths: Sequence[Width] = ()) -> dict[str, Any]:
-    """Return the facts as plain data for JSON, with the coupled widths if they are known."""
+    """Return the facts as plain data for JSON, with coupled widths if known."""
     tensors: dict[str, dict[str, Any]] = {
-        name: {"shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch."), "bytes": one.nbytes}
+        name: {"shape": list(entry.shape), "dtype": str(entry.dtype).removeprefix("torch."), "bytes": entry.nbytes}
         for name in checkpoint
-        for one in [checkpoint.pieces(name)]
+        for entry in [checkpoint.pieces(name)]
     }
-    shapes, made = metas(checkpoint), checkpoint.metadata.get(PROVENANCE)
+    shapes, origin = metas(checkpoint), checkpoint.metadata.get(PROVENANCE)
     with suppress(ValueError, RecursionError):  # it may be somebody else's text
-        made = None if made is None else json.loads(made)
-    found: dict[str, Any] = {
+        origin = None if origin is None else json.loads(origin)
+    content: dict[str, Any] = {
         "path": str(checkpoint.path),
         "files": [str(file) for file in checkpoint.files],
-        "bytes": sum(one["bytes"] for one in tensors.values()),
+        "bytes": sum(entry["bytes"] for entry in tensors.values()),
         "elements": sum(tensor.numel() for tensor in shapes.values()),
         "metadata": {name: text for name, text in checkpoint.metadata.items() if name != PROVENANCE},
-        "made": made,
+        "made": origin,
         "sections": {section.name: list(section.blocks) for section in sections(shapes)},
         "layers": {layer.name: list(layer.tensors) for layer in layers(shapes)},
         "tensors": tensors,
     }
-    return found | ({"widths": [one._asdict() for one in widths]} if widths else {})
+    return content | ({"widths": [entry._asdict() for entry in widths]} if widths else {})
 
 
-def contents_text(found: dict[str, Any], widths: Sequence[Width] = ()) -> str:
+def contents_text(content: dict[str, Any], widths: Sequence[Width] = ()) -> str:
     """Write the facts as text, with equal blocks of a section once."""
-    dtypes = Counter(one["dtype"] for one in found["tensors"].values())
+    dtypes = Counter(tensor["dtype"] for tensor in content["tensors"].values())
     kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
-    many = f" in {len(found['files'])} files" if len(found["files"]) > 1 else ""
-    size = f"{found['elements']:,} numbers, {size_text(found['bytes'])}{many}"
-    lines = [found["path"], f"{len(found['tensors'])} tensors ({kinds}), {size}"]
-    lines += [f"{name} = {value}" for name, value in found["metadata"].items()]
+    many = f" in {len(content['files'])} files" if len(content["files"]) > 1 else ""
+    size = f"{content['elements']:,} numbers, {size_text(content['bytes'])}{many}"
+    lines = [content["path"], f"{len(content['tensors'])} tensors ({kinds}), {size}"]
+    lines += [f"{name} = {value}" for name, value in content["metadata"].items()]
     titles = {
         name: f"{name or '(the model itself)'}  section of {len(blocks)} block{'s' * (len(blocks) != 1)}"
-        for name, blocks in found["sections"].items()
+        for name, blocks in content["sections"].items()
     }
-    lines += [*_origin(found["made"]), "", "layers", *tree(_lines(found), titles)]
+    lines += [*_origin(content["made"]), "", "layers", *tree(_lines(content), titles)]
     return "\n".join([*lines, *(["", *widths_table(widths)] if widths else [])])
 
 
-def _origin(made: Any) -> Iterator[str]:
+def _origin(record: Any) -> Iterator[str]:
     """Say how the file was made, in a line for the operation and one for each input."""
-    if not isinstance(made, dict):
-        yield from [] if made is None else [f"made by {made}"]
+    if not isinstance(record, dict):
+        yield from [] if record is None else [f"made by {record}"]
         return
-    inputs = made.get("inputs", {})
-    settings = {name: value for name, value in made.items() if name not in ("do", "inputs")}
+    inputs = record.get("inputs", {})
+    settings = {name: value for name, value in record.items() if name not in ("do", "inputs")}
     texts = [f"{name}={value}" for name, value in settings.items() if value not in (None, [], False)]
-    yield f"made by {made.get('do')}" + (f" ({'; '.join(texts)})" if texts else "")
-    for name, one in inputs.items() if isinstance(inputs, dict) else enumerate(inputs):
-        yield f"  {name}: {one.get('path') if isinstance(one, dict) else one}"
+    yield f"made by {record.get('do')}" + (f" ({'; '.join(texts)})" if texts else "")
+    for name, source in inputs.items() if isinstance(inputs, dict) else enumerate(inputs):
+        yield f"  {name}: {source.get('path') if isinstance(source, dict) else source}"
 
 
-def _lines(found: dict[str, Any]) -> Iterator[Line]:
-    home = {block: name for name, blocks in found["sections"].items() for block in blocks}
-    for layer, tensors in found["layers"].items():
+def _lines(content: dict[str, Any]) -> Iterator[Line]:
+    home = {block: name for name, blocks in content["sections"].items() for block in blocks}
+    for layer, tensors in content["layers"].items():
         block = next((block for block in home if is_inside(layer, block)), None)
-        shapes = ("x".join(map(str, found["tensors"][name]["shape"])) or "scalar" for name in tensors)
+        shapes = ("x".join(map(str, content["tensors"][name]["shape"])) or "scalar" for name in tensors)
         text = ", ".join(f"{name.removeprefix(f'{layer}.')} {shape}" for name, shape in zip(tensors, shapes))
         yield Line(None if block is None else home[block], block, layer, text)
 

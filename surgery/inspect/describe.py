@@ -15,7 +15,7 @@ _COLUMNS = 100
 
 
 def describe(report: Report) -> str:
-    """Describe a report: the tree of layers, the coupled widths, and sizes before and after.
+    """Describe a report: the tree of layers, coupled widths, sizes before and after.
 
     >>> from torch import nn
     >>> from surgery.inspect.report import report_of
@@ -41,7 +41,7 @@ def describe(report: Report) -> str:
     kind = f"  {report.kind}" if report.kind != report.model else ""
     shape, size = "x".join(map(str, report.input)), report.before
     sizes = f"{size.parameters:,} parameters, {macs(size)} MACs, {megabytes(size)} of state"
-    titles = {one.name: f"{one.name or '(the model itself)'}  {one}  {one.kind}" for one in report.sections}
+    titles = {s.name: f"{s.name or '(the model itself)'}  {s}  {s.kind}" for s in report.sections}
     lines = [f"{report.model}{kind}", f"input {shape}, {sizes}", "", "layers", *tree(_lines(report.layers), titles)]
     if report.widths:
         lines += ["", *widths_table(report.widths)]
@@ -77,7 +77,7 @@ def megabytes(size: Size) -> str:
 
 
 class Line(NamedTuple):
-    """A layer in a tree: where it is, what is said of it, and what is said of its block."""
+    """A layer in a tree: its place, its description, and its block's description."""
 
     section: str | None
     block: str | None
@@ -87,7 +87,7 @@ class Line(NamedTuple):
 
 
 def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
-    """List layers in their order, those of a section under its title; equal blocks that follow each other once."""
+    """List layers in order, a section's under its title; runs of equal blocks once."""
     for section, inside in groupby(lines, key=lambda line: line.section):
         if section is None:
             yield from _cut(f"  {line.name or '(the model itself)'}  {line.text}" for line in _pad(list(inside)))
@@ -132,14 +132,14 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 def widths_table(widths: Sequence[Width]) -> Iterator[str]:
-    """List widths by the names that `permute` takes; those that differ in the number of a block only, once."""
+    """List widths by names that `permute` takes; once where only block numbers differ."""
     yield f"{'coupled widths':25}tensors  name"
     alike: dict[tuple, list[Width]] = {}
     for width in widths:
         alike.setdefault((width.size, width.kept, width.reason, *map(_star, _tensors(width))), []).append(width)
-    for (size, kept, reason, *tensors), same in alike.items():
+    for (size, left, reason, *tensors), same in alike.items():
         if not reason:
-            sizes, times = f"{size:6}{f' -> {kept}' if kept != size else ''}", f"{len(same)} x" if len(same) > 1 else ""
+            sizes, times = f"{size:6}{f' -> {left}' if left != size else ''}", f"{len(same)} x" if len(same) > 1 else ""
             name = _star(same[0].name) if len(same) > 1 else same[0].name
             yield from _cut([f"{sizes:18}{times:>6}{len(tensors):8}  {name}"])
     staying = [width for width in widths if width.reason]
@@ -173,8 +173,8 @@ def _table(before: Size, after: Size) -> Iterator[str]:
     if before.macs and after.macs is not None:
         rows.insert(1, ("MACs", macs(before), macs(after), after.macs / before.macs))
     yield f"{'':10}{'before':>13}{'after':>13}{'ratio':>9}"
-    for what, old, new, ratio in rows:
-        yield f"{what:10}{old:>13}{new:>13}{ratio:>9.1%}"
+    for label, old, new, ratio in rows:
+        yield f"{label:10}{old:>13}{new:>13}{ratio:>9.1%}"
 
 
 def _columns() -> int:

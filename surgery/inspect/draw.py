@@ -1,4 +1,4 @@
-"""A picture of a report: the width of every layer, how much of it is kept, and which layers share a width."""
+"""A picture of a report: every layer's width, the kept part, and shared widths."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -22,7 +22,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 class Bar(NamedTuple):
-    """A layer in the picture: its width before (0 if it is new) and after (0 if it is dropped), and its name then."""
+    """A layer in the picture: its name, and its width before and after (0 for none)."""
 
     section: str | None
     block: str
@@ -33,9 +33,9 @@ class Bar(NamedTuple):
 
 
 class Coupled(NamedTuple):
-    """A width of several layers, by their numbers in the picture: those that make it, and those that read it.
+    """A width of several layers, by numbers in the picture: its makers and readers.
 
-    `stays` tells whether it stays whole although others shrink.
+    `stays` tells whether it keeps its size although others shrink.
     """
 
     size: int
@@ -50,7 +50,9 @@ class Coupled(NamedTuple):
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Draw a report: for each layer with a matrix a bar as high as its output is wide. The solid part is what is kept.
+    """Draw a report: for each layer with a matrix a bar as high as its output is wide.
+
+    The solid part is what is kept.
 
     Above the bars, a line joins the layers that share a width, which therefore shrink together.
 
@@ -67,29 +69,29 @@ def draw(report: Report, path: str | Path) -> None:
         from matplotlib.patches import Patch
     except ImportError:
         raise SurgeryError("matplotlib is not installed: pip install matplotlib", code="missing") from None
-    found = bars(report)
-    if not found:
+    columns = bars(report)
+    if not columns:
         raise SurgeryError(f"{report.model} has no layer with a matrix to draw", code="unsupported")
     axis = {row.before.name: _output_axis(row) for row in report.layers}
-    packed = in_rows(list_coupled(report, [bar.name for bar in found], {bar.name: axis[bar.layer] for bar in found}))[
-        :_ROWS
-    ]
+    packed = in_rows(
+        list_coupled(report, [bar.name for bar in columns], {bar.name: axis[bar.layer] for bar in columns})
+    )[:_ROWS]
     heights = [0.12 + 0.13 * len(packed), 5.2]
-    figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(found))), sum(heights)), layout="constrained")
+    figure = Figure(figsize=(min(18, max(9, 2.5 + 0.17 * len(columns))), sum(heights)), layout="constrained")
     above, axes = figure.subplots(2, sharex=True, height_ratios=heights)
     section_colours = {section.name: _COLOURS[i % len(_COLOURS)] for i, section in enumerate(report.sections)}
     colours = [
-        section_colours.get(bar.section or "", _OUTSIDE) if bar.section is not None else _OUTSIDE for bar in found
+        section_colours.get(bar.section or "", _OUTSIDE) if bar.section is not None else _OUTSIDE for bar in columns
     ]
-    x, looks = positions(found), {}
-    for at, bar, colour in zip(x, found, colours):
+    x, looks = positions(columns), {}
+    for at, bar, colour in zip(x, columns, colours):
         look = "block dropped" if not bar.after else "cut away" if bar.after < bar.before else "kept"
         parts = [(look, max(bar.before, bar.after)), ("kept" if bar.before else "block added", bar.after)]
         for name, height in parts[bar.before == bar.after :] if bar.after else parts[:1]:
             looks[name] = Patch(label=name, **{"facecolor": _OUTSIDE, "edgecolor": _OUTSIDE, **_LOOKS[name]})
             axes.bar(at, height, width=0.86, **{"facecolor": colour, "edgecolor": colour, "lw": 0, **_LOOKS[name]})
     axes.set_yscale("log", base=2)
-    axes.set_ylim(min(min(b.before or b.after, b.after or b.before) for b in found) / 2)
+    axes.set_ylim(min(min(b.before or b.after, b.after or b.before) for b in columns) / 2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylabel("output width (log scale)")
     axes.set_xlim(x[0] - 1, x[-1] + 1)
@@ -97,13 +99,13 @@ def draw(report: Report, path: str | Path) -> None:
     axes.tick_params(length=0)
     axes.grid(axis="y", color="#d8dbe0", lw=0.7)
     axes.set_axisbelow(True)
-    for name, group in groupby(zip(x, found, colours), key=lambda item: item[1].section):
+    for name, group in groupby(zip(x, columns, colours), key=lambda item: item[1].section):
         places = list(group)
         _label(axes, report, name, [at for at, _, _ in places], [bar for _, bar, _ in places], places[0][2])
     _draw_coupled(above, packed, x, colours)
     above.set_title(_title(report), loc="left", fontsize=11, linespacing=1.5)
-    for one in (above, axes):
-        one.spines[["top", "right", "left"] + ["bottom"] * (one is above)].set_visible(False)
+    for panel in (above, axes):
+        panel.spines[["top", "right", "left"] + ["bottom"] * (panel is above)].set_visible(False)
     if len(looks) > 1:
         figure.legend(
             handles=[*looks.values()], loc="outside lower center", ncols=len(looks), frameon=False, fontsize=9
@@ -113,7 +115,7 @@ def draw(report: Report, path: str | Path) -> None:
 
 
 def check_picture(path: Path) -> str:
-    """Return the format of a picture by its path; SurgeryError if there is no such, or something is at the path.
+    """Return a picture's format by its path; SurgeryError if unknown or taken.
 
     >>> check_picture(Path("model.svg"))
     'svg'
@@ -126,7 +128,7 @@ def check_picture(path: Path) -> str:
 
 
 def bars(report: Report) -> list[Bar]:
-    """List the layers with matrices, in order; copies of a block follow the block that they repeat."""
+    """List layers with matrices in order; copies of a block follow the original."""
     result = []
     for block, layers in groupby(report.layers, key=lambda row: row.block or ""):
         rows = [row for row in layers if row.weight and len(row.before.shapes[row.weight]) > 1]
@@ -139,14 +141,14 @@ def bars(report: Report) -> list[Bar]:
     return result
 
 
-def positions(found: Sequence[Bar]) -> list[float]:
+def positions(columns: Sequence[Bar]) -> list[float]:
     """Place bars, with a gap between blocks and a larger one between sections.
 
     >>> positions([Bar("a", "a.0", "a.0.x", 1, 1), Bar("a", "a.0", "a.0.y", 1, 1), Bar("a", "a.1", "a.1.x", 1, 1)])
     [0.0, 1.0, 2.5]
     """
     x = [0.0]
-    for last, bar in pairwise(found):
+    for last, bar in pairwise(columns):
         x.append(x[-1] + (2.3 if last.section != bar.section else 1.5 if last.block != bar.block else 1))
     return x
 
@@ -161,7 +163,7 @@ def _output_axis(row: Row) -> int:
 
 
 def _label(axes: Any, report: Report, name: str | None, x: list[float], layers: list[Bar], colour: str) -> None:
-    """Label a section with its name and depth, or layers outside of sections with their names."""
+    """Label a section with its name and depth, or other layers with their names."""
     text = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "color": colour}
     if name is None:
         for at, bar in zip(x, layers):
@@ -179,15 +181,15 @@ def _title(report: Report) -> str:
     before, after = report.before, report.after
     if not after:
         return f"{report.model}\n{before.parameters:,} parameters, {macs(before)} MACs"
-    what = [report.model] + ([f"width {report.width:g}"] if report.width is not None else [])
+    parts = [report.model] + ([f"width {report.width:g}"] if report.width is not None else [])
     if any(section.after != len(section.blocks) for section in report.sections):
-        what.append("depth " + ", ".join(str(section.after) for section in report.sections))
+        parts.append("depth " + ", ".join(str(section.after) for section in report.sections))
     ratio = f"({after.parameters / max(1, before.parameters):.0%})"
     work = f"{macs(before)} → {macs(after)} MACs"
     if before.macs and after.macs is not None:
         work += f" ({after.macs / before.macs:.0%})"
     sizes = f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M parameters {ratio}"
-    return f"{', '.join(what)}\n{sizes}, {work}"
+    return f"{', '.join(parts)}\n{sizes}, {work}"
 
 
 def list_coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, int]) -> list[Coupled]:
@@ -200,12 +202,12 @@ def list_coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, in
     >>> from torch import nn
     >>> from surgery.inspect.report import report_of
     >>> net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1))
-    >>> for one in list_coupled(report_of(net, shape=[2]), ["0", "1", "2"], {"0": 0, "1": 0, "2": 0}): print(one)
+    >>> for link in list_coupled(report_of(net, shape=[2]), ["0", "1", "2"], {"0": 0, "1": 0, "2": 0}): print(link)
     Coupled(size=4, makes=(0,), reads=(1,), stays=False)
     Coupled(size=4, makes=(1,), reads=(2,), stays=False)
     """
     number = {layer: i for i, layer in enumerate(layers)}
-    found = []
+    links = []
     for width in report.widths:
         makes, reads = set(), set()
         for tensor, axis in width.members:
@@ -213,36 +215,36 @@ def list_coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, in
             if layer in number and name in ("weight", "in_proj_weight"):
                 (makes if axis == outputs[layer] else reads).add(number[layer])
         if len(makes | reads) > 1:
-            found.append(Coupled(width.size, tuple(sorted(makes)), tuple(sorted(reads)), bool(width.reason)))
-    return sorted(found, key=lambda one: one.ends[0] - one.ends[1])
+            links.append(Coupled(width.size, tuple(sorted(makes)), tuple(sorted(reads)), bool(width.reason)))
+    return sorted(links, key=lambda link: link.ends[0] - link.ends[1])
 
 
-def in_rows(found: Sequence[Coupled]) -> list[list[Coupled]]:
+def in_rows(links: Sequence[Coupled]) -> list[list[Coupled]]:
     """Pack the widths into rows in which none lies over another.
 
     >>> inner, outer = Coupled(4, (1,), (2,), False), Coupled(8, (0, 2), (1, 3), False)
-    >>> [[one.size for one in row] for row in in_rows([outer, inner, Coupled(4, (3,), (4,), False)])]
+    >>> [[link.size for link in row] for row in in_rows([outer, inner, Coupled(4, (3,), (4,), False)])]
     [[8], [4, 4]]
     """
     result: list[list[Coupled]] = []
-    for one in found:
-        first, last = one.ends
+    for link in links:
+        first, last = link.ends
         row = next((row for row in result if all(last < o.ends[0] or first > o.ends[1] for o in row)), None)
         if row is None:
-            result.append([one])
+            result.append([link])
         else:
-            row.append(one)
+            row.append(link)
     return result
 
 
 def _draw_coupled(axes: Any, packed: Sequence[Sequence[Coupled]], x: Sequence[float], colours: Sequence[str]) -> None:
-    """Draw the rows, from the top: a dot is a layer that makes the width, a ring one that reads it."""
+    """Draw rows from the top: a dot makes the width, a ring reads it."""
     for number, row in enumerate(packed):
-        for one in row:
-            first, last = one.ends
-            colour = _OUTSIDE if one.stays else colours[one.makes[0] if one.makes else first]
-            axes.plot([x[first], x[last]], [-number] * 2, color=colour, lw=1, ls=":" if one.stays else "-", zorder=1)
-            for layers, inside in ((one.reads, "white"), (one.makes, colour)):
+        for link in row:
+            first, last = link.ends
+            colour = _OUTSIDE if link.stays else colours[link.makes[0] if link.makes else first]
+            axes.plot([x[first], x[last]], [-number] * 2, color=colour, lw=1, ls=":" if link.stays else "-", zorder=1)
+            for layers, inside in ((link.reads, "white"), (link.makes, colour)):
                 style = {"s": 12, "edgecolors": colour, "linewidths": 0.9, "zorder": 2, "facecolors": inside}
                 axes.scatter([x[i] for i in layers], [-number] * len(layers), **style)
     axes.set_ylim(-len(packed) + 0.4, 0.6)

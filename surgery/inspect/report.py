@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model. Plans of which it is the full model have this fingerprint."""
+    """The size of a model. Plans with it as the full model have this fingerprint."""
 
     parameters: int
     macs: int | None
@@ -41,7 +41,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Place:
-    """A layer of one model: the name of its module, and the shapes of its tensors by their own names."""
+    """A layer of one model: its module's name, and its tensors' shapes by own names."""
 
     name: str
     shapes: Shapes
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """A layer and its places: before, and after. It has none after if it was dropped, several if it was repeated."""
+    """A layer and its places before and after: none if dropped, several if repeated."""
 
     kind: str
     section: str | None
@@ -84,7 +84,7 @@ class Report:
 
     Attributes:
         after: None if nothing was changed.
-        widths: those of the model after its depth was changed.
+        widths: the widths of the model after its depth was changed.
         problem: why widths or MACs are not known, or "".
         stopped: the steps that took too long, so that what they find is not in the report.
     """
@@ -108,7 +108,7 @@ class Report:
 
 
 class _TooSlow(BaseException):
-    """A step has taken too long. Like KeyboardInterrupt it is no Exception, so that no handler takes it for one."""
+    """A step that took too long; no Exception, so that no handler catches it."""
 
 
 _AGAIN = 0.2
@@ -116,7 +116,7 @@ _AGAIN = 0.2
 
 
 class Steps:
-    """Runs steps, shows each on a terminal, and stops those that take longer than a limit.
+    """Runs steps, shows each on a terminal, and stops those that exceed a limit.
 
     Args:
         seconds: the limit of each step, between operations; None for no limit, as on Windows and in other threads.
@@ -202,9 +202,9 @@ def report_of(
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}", code="run")
     runs_on = None if problem else example
-    found = sections(model, example=runs_on)
+    stacks = sections(model, example=runs_on)
     places = {key: [key] for key in state(model)}
-    changed, depths = model, [len(section.blocks) for section in found]
+    changed, depths = model, [len(s.blocks) for s in stacks]
     if depth is not None:
         deep = steps("changing the depth", lambda: _at_depth(model, depth, depths, runs_on))
         changed, places = deep or (model, places)
@@ -219,7 +219,7 @@ def report_of(
             small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
     failed, after = _measure(changed, example, steps) if changed is not model else ("", None)
-    kinds = [type(model.get_submodule(section.blocks[0])).__name__ for section in found]
+    kinds = [type(model.get_submodule(s.blocks[0])).__name__ for s in stacks]
     return Report(
         name or type(model).__name__,
         type(model).__name__,
@@ -228,8 +228,8 @@ def report_of(
         None if width is None else heads,
         before,
         after,
-        tuple(Depth(one.name, kind, one.blocks, now) for one, kind, now in zip(found, kinds, depths)),
-        tuple(_rows(model, changed, found, places)),
+        tuple(Depth(s.name, kind, s.blocks, now) for s, kind, now in zip(stacks, kinds, depths)),
+        tuple(_rows(model, changed, stacks, places)),
         tuple(coupled or ()),
         problem or failed,
         tuple(steps.stopped),
@@ -237,18 +237,18 @@ def report_of(
 
 
 def _example(shape: Sequence[int]) -> Tensor:
-    """Make two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
-    said = ",".join(map(str, shape))
+    """Make two inputs of zeros; SurgeryError if they do not fit into memory."""
+    shape_text = ",".join(map(str, shape))
     if reason := shortage(8 * math.prod(shape)):
-        raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)", code="argument")
+        raise SurgeryError(f"an input of {shape_text} {reason}: give a smaller one (--input)", code="argument")
     try:
         return torch.zeros(2, *shape)
     except (RuntimeError, TypeError) as error:
-        raise SurgeryError(f"there is no input of {said}: {first_line(error)}", code="argument") from None
+        raise SurgeryError(f"there is no input of {shape_text}: {first_line(error)}", code="argument") from None
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:
-    """Count multiply-accumulates of one forward pass in evaluation mode (torch.utils.flop_counter / 2).
+    """Count multiply-accumulates of one forward pass in evaluation mode (FLOPs / 2).
 
     >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
     15
@@ -276,22 +276,22 @@ def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size
 def _at_depth(
     model: nn.Module, depth: Sequence[int], have: Sequence[int], example: Tensor | None
 ) -> tuple[nn.Module, dict[str, list[str]]]:
-    """Return the model with sections of these depths, and by its tensors' names what they are called there."""
+    """Return the model with these depths, and the new names of its tensors."""
     places: dict[str, list[str]] = {key: [key] for key in state(model)}
     changed: Any = model
     if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
         changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=example)
         places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
     changed, plan = ungraft(changed, keep=depth, example=example)
-    kept = {sources[0].name: name for name, sources in plan.entries.items()}
-    return changed, {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
+    small_names = {sources[0].name: name for name, sources in plan.entries.items()}
+    return changed, {key: [small_names[name] for name in names if name in small_names] for key, names in places.items()}
 
 
 def _rows(
-    model: nn.Module, changed: nn.Module, found: Sequence[Section], places: Mapping[str, Sequence[str]]
+    model: nn.Module, changed: nn.Module, all_sections: Sequence[Section], places: Mapping[str, Sequence[str]]
 ) -> Iterator[Row]:
     old, new = shapes_of(model), shapes_of(changed)
-    home = {block: section.name for section in found for block in section.blocks}
+    home = {block: section.name for section in all_sections for block in section.blocks}
     for layer in layers(model):
         block = next((b for b in home if is_inside(layer.name, b)), None)
         after = tuple(_place(layer, copy, new) for copy in zip(*(places[tensor] for tensor in layer.tensors)))
@@ -299,6 +299,6 @@ def _rows(
 
 
 def _place(layer: Layer, tensors: Sequence[str], shapes: Shapes) -> Place:
-    own = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
-    name = tensors[0].removesuffix(own[0]).removesuffix(".")
-    return Place(name, {one: shapes[tensor] for one, tensor in zip(own, tensors)})
+    suffixes = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
+    name = tensors[0].removesuffix(suffixes[0]).removesuffix(".")
+    return Place(name, {suffix: shapes[tensor] for suffix, tensor in zip(suffixes, tensors)})

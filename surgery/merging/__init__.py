@@ -1,4 +1,4 @@
-"""Merging of models of one architecture: a function takes a stack, or a list of states or modules, and gives a state.
+"""Merge models of one architecture, a stack or list of them, into one state.
 
 Every method works tensor by tensor. Settings are a number for all tensors, or numbers by patterns of tensor names
 (`{"layer4": 0.2, "*.bias": 0.5, "*": 1.0}`: the first pattern that matches a name, or the beginning of one up to a dot,

@@ -1,4 +1,4 @@
-"""A network made of blocks of others, as mergekit's passthrough makes language models."""
+"""A network made of blocks of others, like mergekit's passthrough."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ Blocks = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
-    """Return all tensors of several models as one state, under "K.NAME": the full model of `passthrough`'s plan.
+    """Return all tensors of several models as one state, under "K.NAME".
 
     To read a tensor that holds NaN is a SurgeryError. Infinities, which masks of attention hold, stay.
 
@@ -51,7 +51,7 @@ def passthrough(
     outside: Mapping[str, int] | None = None,
     example: Any = None,
 ) -> tuple[nn.Module | State | LazyState, Plan]:
-    """Return a network whose sections are put together from the blocks of several models.
+    """Return a network whose sections consist of blocks of several models.
 
     Args:
         models: states or modules. What the sections look like, and all that `outside` does not name, is the first's.
@@ -59,7 +59,7 @@ def passthrough(
             Sections that are not named stay. A block is used once; to repeat one, list its model twice.
         outside: for tensors outside of these sections by patterns of their names the model that they are taken from,
             such as {"lm_head": 1}; the first pattern that matches counts.
-        example: an input of the models, of which the first is a module. It shows which blocks run one after another,
+        example: an input of the models; the first one is then a module. It shows which blocks run one after another,
             as for `surgery.graft`, and the deeper or shallower network is tried on it.
 
     Returns:
@@ -95,8 +95,8 @@ def passthrough(
                 code="unsupported",
             )
         if name not in places[0]:
-            found = ", ".join(map(repr, places[0])) or "none"
-            raise SurgeryError(f"the first model has no section {name!r}; it has {found}", code="name")
+            section_names = ", ".join(map(repr, places[0])) or "none"
+            raise SurgeryError(f"the first model has no section {name!r}; it has {section_names}", code="name")
         for k, i in chosen:
             if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
                 raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}", code="name")
@@ -108,7 +108,7 @@ def passthrough(
     now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
     now |= {section.name: section.blocks for section in sections(resized, example=example)}
     inside = {block for name in blocks for block in now[name]}
-    check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, one) for one in inside)])
+    check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, block) for block in inside)])
     whole = union(models)
     entries = {}
     for name, like in shapes.items():
@@ -122,13 +122,13 @@ def passthrough(
     result = plan.extract(whole)
     if isinstance(resized, nn.Module):
         return load(resized, dict(result)), plan
-    return (result if any(isinstance(one, LazyState) for one in models) else dict(result)), plan
+    return (result if any(isinstance(model, LazyState) for model in models) else dict(result)), plan
 
 
 def _resize(
     skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
 ) -> tuple[Any, dict[str, str]]:
-    """Return the first model with so many blocks in its sections, and where each tensor comes from by name."""
+    """Return the first model with other depths, and each tensor's origin by name."""
     deeper, up = graft(
         skeleton, depths={name: max(depth, len(places[name])) for name, depth in depths.items()}, example=example
     )
@@ -138,7 +138,7 @@ def _resize(
 
 
 def _first(names: Mapping[str, str], block: str) -> tuple[str, ...]:
-    """Return what the first block of a section is called in the resized model, alone in a tuple."""
+    """Return the name of a section's first block in the resized model, in a tuple."""
     new, old = next((new, old) for new, old in names.items() if is_inside(old, block))
     return (new.removesuffix(old.removeprefix(block)),)
 

@@ -1,4 +1,4 @@
-"""Means of models, weighted by numbers, by a score, or by what was measured of each model."""
+"""Means of models, weighted by numbers, a score, or measurements of each model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,9 @@ from surgery.states import Models, State, stack_size
 
 
 def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
-    """Return the weighted mean of models, sum w_k x_k / sum w_k (Wortsman et al., ICML 2022, the uniform soup).
+    """Return the weighted mean of models, sum w_k x_k / sum w_k: the uniform soup.
+
+    See Wortsman et al., "Model soups", ICML 2022.
 
     Args:
         models: a stack, or a list of states or modules.
@@ -27,8 +29,8 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     >>> linear([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], weights=[3, 1])
     {'w': tensor([1.])}
     """
-    for one in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
-        switch("normalize", one)
+    for value in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
+        switch("normalize", value)
 
     def mean(group: Group, normalize: bool) -> Reader:
         return combination(group, group.shares() if normalize else group.weights)
@@ -42,7 +44,7 @@ class Soup(NamedTuple):
     Attributes:
         state: the mean of the models that were taken.
         taken: their places in the list, in the order in which they were added.
-        score: that of the mean.
+        score: the mean's score.
         scores: of every model alone.
     """
 
@@ -53,7 +55,9 @@ class Soup(NamedTuple):
 
 
 def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
-    """Return the mean of those models that do not lower a score (Wortsman et al., "Model soups", ICML 2022, recipe 1).
+    """Return the mean of models that do not lower a score: the greedy soup.
+
+    See Wortsman et al., "Model soups", ICML 2022, recipe 1.
 
     Models are tried from the best to the worst; one stays if the mean with it scores at least as much as without.
 
@@ -76,16 +80,16 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
     scores = [scored(state) for state in states]
     order = sorted(range(len(states)), key=lambda k: -scores[k])
     taken, best = order[:1], scores[order[0]]
-    found = linear([states[order[0]]])
+    soup = linear([states[order[0]]])
     for k in order[1:]:
         with_it = linear([states[j] for j in (*taken, k)])
         if (value := scored(with_it)) >= best:
-            taken, best, found = [*taken, k], value, with_it
-    return Soup(found, taken, best, scores)
+            taken, best, soup = [*taken, k], value, with_it
+    return Soup(soup, taken, best, scores)
 
 
 def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: Weights = None) -> State | LazyState:
-    """Return the mean of models, each element weighted by its Fisher information: sum w_k F_k x_k / sum w_k F_k.
+    """Return the mean weighted by Fisher information: sum w_k F_k x_k / sum w_k F_k.
 
     Matena and Raffel, "Merging models with Fisher-weighted averaging" (NeurIPS 2022), equation 4.
 
@@ -107,10 +111,10 @@ def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: 
 
 def _fisher(group: Group, information: list[Pieces]) -> Reader:
     shares, shape = group.shares(), group.tensors[0].shape
-    for k, own in zip(group.places, information):
-        if own.shape != shape:
+    for k, entry in zip(group.places, information):
+        if entry.shape != shape:
             raise SurgeryError(
-                f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}", code="mismatch"
+                f"the Fisher information of {group.name!r} is {entry.shape} in model {k}: need {shape}", code="mismatch"
             )
 
     def read(start: int, stop: int) -> Tensor:
@@ -134,7 +138,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
 def regmean(
     models: Models, *, grams: Sequence[Mapping[str, Tensor]], weights: Weights = None, alpha: ByName = 0.9
 ) -> State | LazyState:
-    """Return weights of linear layers by least squares, all other tensors by the weighted mean.
+    """Return least-squares weights of linear layers, and means of all other tensors.
 
     Jin et al., "Dataless knowledge fusion by merging weights of language models" (ICLR 2023), equation 2:
     W = (sum G_k)^-1 sum G_k W_k with the inner products G_k = X_k^T X_k of a layer's inputs, whose elements off the
@@ -162,23 +166,23 @@ def regmean(
 def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
     out = group.tensors[0].shape[0]
     inputs = group.size // out if out else 0
-    products = [own.whole() for own in grams]
-    for k, one in zip(group.places, products):
-        if tuple(one.shape) != (inputs, inputs):
+    products = [gram.whole() for gram in grams]
+    for k, product in zip(group.places, products):
+        if tuple(product.shape) != (inputs, inputs):
             raise SurgeryError(
-                f"inner products for {group.name!r} are {tuple(one.shape)} in model {k}: need {(inputs, inputs)}",
+                f"inner products for {group.name!r} are {tuple(product.shape)} in model {k}: need {(inputs, inputs)}",
                 code="mismatch",
             )
-        if not bool(one.isfinite().all()):
+        if not bool(product.isfinite().all()):
             raise SurgeryError(f"inner products for {group.name!r} hold NaN or infinity in model {k}", code="values")
     left = torch.zeros(inputs, inputs, dtype=torch.float64)
     right = torch.zeros(inputs, out, dtype=torch.float64)
-    dead = sum(one.diagonal().abs() for one in products) == 0
-    for i, (share, one) in enumerate(zip(group.shares(), products)):
-        one = one.cpu().double()
-        one = share * (alpha * one + (1 - alpha) * one.diagonal().diag() + dead.cpu().double().diag())
-        left += one
-        right += one @ group.value(i, 0, group.size).cpu().double().view(out, inputs).T
+    dead = sum(product.diagonal().abs() for product in products) == 0
+    for i, (share, product) in enumerate(zip(group.shares(), products)):
+        product = product.cpu().double()
+        product = share * (alpha * product + (1 - alpha) * product.diagonal().diag() + dead.cpu().double().diag())
+        left += product
+        right += product @ group.value(i, 0, group.size).cpu().double().view(out, inputs).T
     try:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
@@ -194,32 +198,32 @@ def _by_measures(
     models: Models,
     measures: Sequence[Mapping[str, Tensor]],
     argument: str,
-    what: str,
+    label: str,
     weights: Weights,
     settings: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> State | LazyState:
-    """Merge by `kernel(group, its measures, **settings)` the tensors that were measured, others by the mean."""
-    if not isinstance(measures, list | tuple) or not all(isinstance(own, Mapping) for own in measures):
-        raise SurgeryError(f"{argument} is a list with the {what} of each model, tensors by name", code="argument")
-    names = {name for own in measures for name in own}
+    """Merge measured tensors by `kernel(group, measures, ...)`, others by the mean."""
+    if not isinstance(measures, list | tuple) or not all(isinstance(values, Mapping) for values in measures):
+        raise SurgeryError(f"{argument} is a list with the {label} of each model, tensors by name", code="argument")
+    names = {name for values in measures for name in values}
     for name in names:
-        if lacking := [k for k, own in enumerate(measures) if name not in own]:
+        if lacking := [k for k, values in enumerate(measures) if name not in values]:
             raise SurgeryError(
-                f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it", code="mismatch"
+                f"model {lacking[0]} has no {label} of {name!r}, which others have: compute it", code="mismatch"
             )
 
-    def mean(group: Group, **own: Any) -> Reader:
+    def mean(group: Group, **numbers: Any) -> Reader:
         if group.places[-1] >= len(measures):
-            raise SurgeryError(f"{len(measures)} models have {what}, not model {group.places[-1]}", code="argument")
+            raise SurgeryError(f"{len(measures)} models have {label}, not model {group.places[-1]}", code="argument")
         shares = group.shares()
         if group.name not in names or len(shares) == 1:
             return combination(group, shares)
-        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **own)
+        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **numbers)
 
     result = merge_tensors(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
-        raise SurgeryError(f"{len(measures)} models have {what}, {count} are merged: give one each", code="argument")
+        raise SurgeryError(f"{len(measures)} models have {label}, {count} are merged: give one each", code="argument")
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result

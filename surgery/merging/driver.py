@@ -1,4 +1,4 @@
-"""Drive all methods of merging: check models once, then merge each tensor by a function of slabs.
+"""Drive all methods: check models once, then merge each tensor slab by slab.
 
 A method is a kernel, `kernel(group, **settings)`: it looks at one tensor of all models as far as it must, and returns
 the function that merges a stretch of it. The driver finds the settings of each tensor, reads slabs in the dtype to
@@ -23,7 +23,7 @@ from surgery.states import Models, State, as_state, check_same, compute_dtype, i
 
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]
-"""A number for all tensors, or numbers by patterns of names, of which the first that matches counts."""
+"""A number for all tensors, or numbers by patterns of names, where the first that matches counts."""
 ForEach: TypeAlias = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 """The same, where a list has a number for each model."""
 Weights: TypeAlias = Sequence[float] | Tensor | Mapping[str, Sequence[float]] | None
@@ -91,12 +91,12 @@ class Group:
         return self.value(-1, start, stop)
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
-        """Return what tensor i adds to the base, a stretch of its task vector; the tensor itself without a base."""
+        """Return a stretch of tensor i minus the base; of the tensor without a base."""
         value = self.value(i, start, stop)
         return value if self.base is None else value - self.origin(start, stop)
 
     def shares(self) -> list[float]:
-        """Return the weights divided by their sum; SurgeryError if that is 0, or a weight negative."""
+        """Return the weights over their sum; SurgeryError if it is 0, or one is negative."""
         total = sum(self.weights)
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
@@ -106,7 +106,7 @@ class Group:
         return [weight / total for weight in self.weights]
 
     def merge(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
-        """Return the tensor that a method makes of these, in the shape and dtype of `like`."""
+        """Return a method's merged tensor in the shape and dtype of `like`."""
         lock, prepared = Lock(), []  # what the method needs to know of the whole, since the first reading
 
         def read(start: int, stop: int) -> Tensor:
@@ -179,18 +179,19 @@ def merge_tensors(
     rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
-        for one in value.values() if isinstance(value, Mapping) else [value]:
-            if isinstance(one, list | tuple) and len(one) != len(states):
+        for item in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(item, list | tuple) and len(item) != len(states):
                 raise SurgeryError(
-                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each", code="argument"
+                    f"{setting}={item!r} has {len(item)} numbers for {len(states)} models: give one each",
+                    code="argument",
                 )
     entries = {}
     for name in names:
         group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
-        own = {setting: of_tensor(name, *value) for setting, value in settings.items()}
+        tensor_settings = {setting: of_tensor(name, *value) for setting, value in settings.items()}
         first = pieces_of(states[0], name)
         is_mask = is_pruning_mask(name, states[0])
-        entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, own, first)
+        entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, tensor_settings, first)
     result = LazyState(entries)
     lazy = any(isinstance(values, LazyState) for values in (*states, base))
     return result if lazy else {name: result[name] for name in names}
@@ -203,16 +204,16 @@ def group_of(
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
         raise SurgeryError(f"all models have the weight 0 for {name!r}: give one of them a weight", code="argument")
-    whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
-    tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
-    whose.append(getattr(base, "what", "") or "the base")
-    return Group(name, tensors, own, places, None if base is None else pieces_of(base, name), whose)
+    whose = [getattr(states[k], "label", "") or f"model {k} (from 0)" for k in places]
+    tensors, group_weights = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
+    whose.append(getattr(base, "label", "") or "the base")
+    return Group(name, tensors, group_weights, places, None if base is None else pieces_of(base, name), whose)
 
 
 def check_models(
     models: Models, base: Base | None = None
 ) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
-    """Return models and base as states; SurgeryError unless names, shapes and kinds of numbers agree."""
+    """Return models and base as states; SurgeryError unless names and shapes agree."""
     if isinstance(models, LazyState | nn.Module):
         raise SurgeryError("one model cannot be merged: give a list, or surgery.stack of them", code="argument")
     if isinstance(models, Mapping):
@@ -224,25 +225,28 @@ def check_models(
     if not models:
         raise SurgeryError("there are no models to merge: give at least one", code="argument")
     called = {f"model {k}": model for k, model in enumerate(models)} | ({} if base is None else {"the base": base})
-    states = {what: one if isinstance(one, LazyState) else as_state(one, what) for what, one in called.items()}
+    states = {
+        label: model if isinstance(model, LazyState) else as_state(model, label) for label, model in called.items()
+    }
     first = states["model 0"]
-    for what, values in states.items():
-        check_same(metas(first), metas(values), "model 0", what)
+    for label, values in states.items():
+        check_same(metas(first), metas(values), "model 0", label)
         for name in values:
-            here, there = pieces_of(values, name), pieces_of(first, name)
-            if here.dtype.is_complex:
-                raise SurgeryError(f"{name!r} of {what} is {here.dtype}: try surgery.average", code="unsupported")
-            if here.dtype.is_floating_point != there.dtype.is_floating_point:
+            tensor, reference = pieces_of(values, name), pieces_of(first, name)
+            if tensor.dtype.is_complex:
+                raise SurgeryError(f"{name!r} of {label} is {tensor.dtype}: try surgery.average", code="unsupported")
+            if tensor.dtype.is_floating_point != reference.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0, {here.dtype} in {what}: convert one", code="mismatch"
-                )
-            if here.device != there.device:
-                raise SurgeryError(
-                    f"tensor {name!r} is on {there.device} in model 0, {here.device} in {what}: move one",
+                    f"tensor {name!r} is {reference.dtype} in model 0, {tensor.dtype} in {label}: convert one",
                     code="mismatch",
                 )
-            if here.device.type == "meta":
-                raise SurgeryError(f"tensor {name!r} of {what} is on the meta device: load it first", code="values")
+            if tensor.device != reference.device:
+                raise SurgeryError(
+                    f"tensor {name!r} is on {reference.device} in model 0, {tensor.device} in {label}: move one",
+                    code="mismatch",
+                )
+            if tensor.device.type == "meta":
+                raise SurgeryError(f"tensor {name!r} of {label} is on the meta device: load it first", code="values")
     base = states.pop("the base", None)
     return [*states.values()], base
 
@@ -254,18 +258,18 @@ def needed(base: Base | None) -> Base:
     return base
 
 
-def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, each: bool = False) -> Any:
-    """Return the setting. Raise SurgeryError unless all of its numbers are from `low` to `high`.
+def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, per_model: bool = False) -> Any:
+    """Return the setting; SurgeryError unless all numbers are from `low` to `high`.
 
-    With `each` it may have lists of numbers, one for each model.
+    With `per_model` it may have lists of numbers, one for each model.
 
-    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, each=True)
+    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, per_model=True)
     ({'*': 0.5}, [0.5, 1.0])
     """
-    way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * each
+    way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * per_model
     for key, value_there in value.items() if isinstance(value, Mapping) else [("", value)]:
-        for one in value_there if each and isinstance(value_there, list | tuple) else [value_there]:
-            number(name, one, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
+        for item in value_there if per_model and isinstance(value_there, list | tuple) else [value_there]:
+            number(name, item, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
     return value
 
 
@@ -273,7 +277,7 @@ def number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, where: str = "",
     way_out: str = "",
 ) -> float:  # fmt: skip
-    """Return the argument. Raise SurgeryError unless it is finite, at least `low` (above it if open), at most `high`.
+    """Return the argument; SurgeryError unless finite and from `low` to `high`.
 
     >>> number("rate", 0.5, 0, 1, open_low=True)
     0.5
@@ -306,7 +310,7 @@ def of_tensor(name: str, value: Any, default: Any) -> Any:
     """
     if not isinstance(value, Mapping):
         return value
-    return next((found for pattern, found in value.items() if matches(name, pattern)), default)
+    return next((match for pattern, match in value.items() if matches(name, pattern)), default)
 
 
 def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
@@ -322,18 +326,18 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
-    """Return weights as k finite floats for all tensors or by pattern; SurgeryError if they are none."""
+    """Return weights as k finite floats, for all or by pattern; else SurgeryError."""
 
     def numbers(row: Any, where: str) -> list[float]:
         try:
-            found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
+            row_weights = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
             raise SurgeryError(f"weights{where} are {k} numbers, not {row!r:.60}", code="argument") from None
-        if len(found) != k:
-            raise SurgeryError(f"weights{where} are {k} numbers, not {found}", code="argument")
-        if not all(map(math.isfinite, found)):
-            raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
-        return found
+        if len(row_weights) != k:
+            raise SurgeryError(f"weights{where} are {k} numbers, not {row_weights}", code="argument")
+        if not all(map(math.isfinite, row_weights)):
+            raise SurgeryError(f"weights{where} must be finite numbers, got {row_weights}", code="argument")
+        return row_weights
 
     check_patterns("weights", weights, names)
     if isinstance(weights, Mapping):

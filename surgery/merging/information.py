@@ -1,4 +1,4 @@
-"""Measure on some data what Fisher- and regression-weighted merging need to know of each model."""
+"""Measure what Fisher- and regression-weighted merging need to know of each model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +15,9 @@ from surgery.states import State, names_by_id, tensors
 def fisher_information(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
 ) -> State:
-    """Return each parameter's empirical Fisher information: the mean squared gradient of single samples.
+    """Return each parameter's empirical Fisher information.
+
+    It is the mean squared gradient of single samples.
 
     Args:
         model: any module; it runs in evaluation mode, sample by sample, and is not changed.
@@ -30,28 +32,30 @@ def fisher_information(
     >>> fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])["bias"].shape
     torch.Size([2])
     """
-    found = {
+    parameters = {
         name: p
         for name, p in tensors(model).items()
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
-    if not found:
+    if not parameters:
         raise SurgeryError(f"{type(model).__name__} has no parameters to measure information about", code="unsupported")
-    total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
-    needs = {name: p.requires_grad for name, p in found.items()}
+    total, count = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
+    needs = {name: p.requires_grad for name, p in parameters.items()}
     with in_mode(model, training=False, own_draws=False):
         try:
-            for p in found.values():
+            for p in parameters.values():
                 p.requires_grad_(True)
             with torch.enable_grad():
                 for inputs, targets in _samples(batches):
                     value = loss(call(model, inputs), targets)
-                    for name, gradient in zip(found, torch.autograd.grad(value, [*found.values()], allow_unused=True)):
+                    for name, gradient in zip(
+                        parameters, torch.autograd.grad(value, [*parameters.values()], allow_unused=True)
+                    ):
                         if gradient is not None:
                             total[name] += gradient.square()
                     count += 1
         finally:
-            for name, p in found.items():
+            for name, p in parameters.items():
                 p.requires_grad_(needs[name])
     if not count:
         raise SurgeryError("there are no samples to measure information on: give a batch", code="argument")
@@ -64,8 +68,12 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(f"batch {number} is {type(batch).__name__}: give (inputs, targets)", code="argument")
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
-            found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
-            raise SurgeryError(f"batch {number} has {found}: give inputs and targets of one length", code="argument")
+            sizes_text = (
+                f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
+            )
+            raise SurgeryError(
+                f"batch {number} has {sizes_text}: give inputs and targets of one length", code="argument"
+            )
         for i in range(*sizes):
             yield _sample(batch[0], i), _sample(batch[1], i)
 
@@ -89,7 +97,9 @@ def _sample(values: Any, i: int) -> Any:
 
 
 def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
-    """Return the inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
+    """Return inner products X^T X of the inputs of linear layers and convolutions.
+
+    They are [I, I]. Convolutions with groups have none.
 
     Args:
         model: any module; it runs in evaluation mode and is not changed.

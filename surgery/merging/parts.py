@@ -1,4 +1,4 @@
-"""Parts of methods: combinations of tensors, their inner products, ranks of elements, and random draws."""
+"""Parts of methods: combinations, inner products, ranks and random numbers."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def combination(group: Group, coefficients: Sequence[float]) -> lazy.Reader:
 
 
 def gram(group: Group) -> Tensor:
-    """Return the inner products [K, K] of the tensors (or of their differences from the base), in float64.
+    """Return float64 inner products [K, K] of tensors, or of their task vectors.
 
     Raises:
         SurgeryError: for numbers so large that their squares are infinite.
@@ -58,7 +58,7 @@ def gram(group: Group) -> Tensor:
 
 
 def of_rank(slabs: Callable[[], Iterator[Tensor]], size: int, rank: int) -> Tensor:
-    """Return the value of a rank, from 0 for the smallest, among values that are not negative.
+    """Return the value of a rank, from 0 for the smallest, of non-negative values.
 
     NaN counts as the largest.
 
@@ -95,7 +95,7 @@ def of_rank(slabs: Callable[[], Iterator[Tensor]], size: int, rank: int) -> Tens
 
 
 def uniform(seed: int, name: str, model: int, start: int, stop: int) -> Tensor:
-    """Return numbers in [0, 1) for elements start, ..., stop - 1 of a model's tensor, the same ones each time.
+    """Return numbers in [0, 1) for elements start, ..., stop - 1, the same each time.
 
     Which stretch is asked for, and in which order, does not change them.
 

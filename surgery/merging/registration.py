@@ -1,4 +1,4 @@
-"""Methods by name, and those of a user: pure functions of the tensors of one name."""
+"""Methods by name, also a user's own: pure functions of the tensors of one name."""
 
 import difflib
 import inspect
@@ -19,7 +19,7 @@ METHODS: dict[str, Callable[..., Any]] = {}
 
 
 def register_method(function: Callable[..., Tensor]) -> Callable[..., State | LazyState]:
-    """Add a merge method: a function from the tensors of one name, one of each model, to the merged tensor.
+    """Add a merge method: a function from one tensor of each model to the merged one.
 
     The tensors are copies, in the dtype to compute in. The method has the function's name. It takes models as a stack
     or a list of states, modules or `surgery.files.open_state(path)`, and by keyword the rest of the function's
@@ -61,15 +61,15 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
         raise SurgeryError(f"{name or function!r} {why}", code="argument")
     if not (every := [*inspect.signature(function).parameters.values()]):
         raise SurgeryError(f"{name} takes no argument: its first one is a list of tensors", code="argument")
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in every):
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in every):
         raise SurgeryError(f"{name} takes *arguments or **settings: name each of them", code="argument")
     tensors, *parameters = every
-    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    own = {one.name: one.default for one in keywords if one.name not in ("base", "weights")}
-    if required := [setting for setting, default in own.items() if default is inspect.Parameter.empty]:
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    defaults = {p.name: p.default for p in keywords if p.name not in ("base", "weights")}
+    if required := [setting for setting, default in defaults.items() if default is inspect.Parameter.empty]:
         raise SurgeryError(f"{name} has no default for {', '.join(required)}: give one each", code="argument")
-    takes = {one.name for one in keywords}
-    needs_base = any(one.name == "base" and one.default is inspect.Parameter.empty for one in keywords)
+    takes = {p.name for p in keywords}
+    needs_base = any(p.name == "base" and p.default is inspect.Parameter.empty for p in keywords)
 
     def kernel(group: Group, **settings: Any) -> Reader:
         shape, size = group.tensors[0].shape, group.size
@@ -105,7 +105,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             raise SurgeryError(
                 f"{name} takes no {key!r}: {f'did you mean {near[0]!r}?' if near else f'it {choice}'}", code="argument"
             )
-        settings = {one.name: one.default for one in keywords if one.name != "base"} | given
+        settings = {p.name: p.default for p in keywords if p.name != "base"} | given
         if needs_base and settings.get("base") is None:
             raise SurgeryError(f"{name} needs a base: give the model that was fine-tuned as base=...", code="argument")
         return merge_tensors(
@@ -114,12 +114,12 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             base=settings.get("base"),
             weights=settings.get("weights"),
             method=name,
-            settings={setting: (settings[setting], default) for setting, default in own.items()},
+            settings={setting: (settings[setting], default) for setting, default in defaults.items()},
         )
 
     first = tensors.replace(name="models", kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if "weights" in takes:
-        keywords = [one.replace(default=None) if one.name == "weights" else one for one in keywords]
+        keywords = [p.replace(default=None) if p.name == "weights" else p for p in keywords]
     signature = inspect.Signature([first, *keywords])
     vars(method)["__signature__"] = signature
     METHODS[name] = method

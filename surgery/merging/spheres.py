@@ -1,4 +1,4 @@
-"""Means of models by directions and lengths: along great circles, and by angles between task vectors."""
+"""Means of models by directions and lengths: great circles, task vectors' angles."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,9 @@ _STEPS, _CLOSE = 200, 1e-12  # of the search for the Karcher mean
 
 
 def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight: float = _SMALL) -> State | LazyState:
-    """Return the point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
+    """Return the point at t on the arc between two models, tensor by tensor.
+
+    See Shoemake, SIGGRAPH 1985.
 
     With the angle a between tensors x and y it is (sin((1 - t) a) x + sin(t a) y) / sin a; tensors are not scaled to
     the same length before. Where the angle is below `straight`, or a tensor is zero, it is (1 - t) x + t y.
@@ -27,7 +29,7 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight
         models: two models.
         t: in [0, 1], or by patterns of tensor names: 0 is the first model, 1 the second, both bit for bit.
         base: if given, the arc is that between the differences from it.
-        straight: an angle in radians; mergekit's is that of the cosine 0.9995.
+        straight: an angle in radians; mergekit's is the angle whose cosine is 0.9995.
 
     Raises:
         SurgeryError: if two tensors point in opposite directions, so that no arc between them is the shortest.
@@ -58,16 +60,18 @@ def _slerp(straight: float, group: Group) -> Reader:
 
 
 def multislerp(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
-    """Interpolate between any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024).
+    """Interpolate between any number of models on the sphere in one step.
 
-    A tensor's direction is that of the weighted mean of the models' directions, its length the weighted mean of their
+    See Goddard, "Multi-SLERP", 2024.
+
+    A tensor has the direction of the weighted mean of the models' directions. Its length is the weighted mean of their
     lengths. (The step in the tangent space that the original adds is zero at that point.) `karcher` takes the mean of
     angles instead.
 
     Args:
         models: at least one model.
         weights: of the models; not negative, divided by their sum.
-        base: if given, directions and lengths are those of the differences from it.
+        base: if given, directions and lengths belong to the differences from it.
 
     Raises:
         SurgeryError: if the directions cancel each other.
@@ -79,7 +83,7 @@ def multislerp(models: Models, *, weights: Weights = None, base: Base | None = N
 
 
 def karcher(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
-    """Return the Karcher mean on the sphere, whose weighted squared angles to the models are the smallest.
+    """Return the Karcher mean on the sphere: the least weighted squared angles.
 
     Karcher, "Riemannian center of mass and mollifier smoothing" (1977). The mean m solves
     sum w_k log_m(u_k) = 0 for the directions u_k; its length is the weighted mean of lengths. For two models of equal
@@ -89,7 +93,7 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
     Args:
         models: at least one model.
         weights: of the models; not negative, divided by their sum.
-        base: if given, directions and lengths are those of the differences from it.
+        base: if given, directions and lengths belong to the differences from it.
 
     Raises:
         SurgeryError: if the directions have no unique mean (two opposite ones, say).
@@ -101,26 +105,26 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
 
 
 def _spherical(direction, group: Group) -> Reader:
-    """Return the combination whose direction `direction(cosines, shares, name)` chooses; zeros have none."""
+    """Return the combination in the direction that `direction` chooses."""
     shares = group.shares()
     if len(shares) == 1:
         return combination(group, [1.0])
     products = gram(group)
     lengths = products.diagonal().sqrt()
-    own = torch.tensor(shares, dtype=torch.float64)
+    weights = torch.tensor(shares, dtype=torch.float64)
     there = (lengths > 0).nonzero().flatten()
     if not len(there):
         return combination(group, [0.0] * len(shares) if group.base else shares)
     cosines = (products / lengths[:, None] / lengths)[there][:, there]
-    mean = direction(cosines, own[there] / own[there].sum(), group.name)
-    length = own @ lengths
-    coefficients = torch.zeros_like(own)
+    mean = direction(cosines, weights[there] / weights[there].sum(), group.name)
+    length = weights @ lengths
+    coefficients = torch.zeros_like(weights)
     coefficients[there] = length * mean / lengths[there]
     return combination(group, coefficients.tolist())
 
 
 def _step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
-    """Return the weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
+    """Return the weighted mean of unit vectors at length 1, as their coefficients."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
         raise SurgeryError(f"directions of {name!r} cancel each other: take other weights, or linear", code="values")
@@ -128,7 +132,7 @@ def _step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
 
 
 def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
-    """Return the Karcher mean of unit vectors as coefficients of the vectors, by steps of the mean of logarithms."""
+    """Return the Karcher mean of unit vectors as coefficients, by mean logarithms."""
     mean = _step(cosines, shares, name)
     for _ in range(_STEPS):
         near = (cosines @ mean).clamp(-1, 1)
@@ -149,7 +153,7 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
 
 
 def model_stock(models: Models, *, base: Base) -> State | LazyState:
-    """Return the point between the base and the models' mean that is nearest to the centre of their distribution.
+    """Return the point between base and mean nearest to the models' centre.
 
     Jang et al., "Model Stock: all we need is just a few fine-tuned models" (ECCV 2024), equation 5: for each tensor
     t * mean + (1 - t) * base with t = K cos / (1 + (K - 1) cos), where cos is the mean cosine between the task vectors

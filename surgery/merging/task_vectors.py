@@ -1,4 +1,4 @@
-"""Merging of task vectors, the differences of models from the base that they were fine-tuned from.
+"""Merge task vectors, the differences of models from their common base.
 
 Most methods make task vectors sparse, each in its own way, and then add or average what is left; a function
 `sparse(group, i, **settings)` looks at the whole of task vector i and returns the function that reads a stretch of it.
@@ -35,7 +35,7 @@ from surgery.states import Models, State, is_pruning_mask
 def task_arithmetic(
     models: Models, *, base: Base, weights: Weights = None, scale: ByName = 1.0, normalize: bool = False
 ) -> State | LazyState:
-    """Return the base plus a weighted sum of task vectors: base + scale * sum w_k (x_k - base).
+    """Return the base plus weighted task vectors: base + scale * sum w_k (x_k - base).
 
     Ilharco et al., "Editing models with task arithmetic" (ICLR 2023), section 2. A negative weight forgets a task.
 
@@ -44,7 +44,7 @@ def task_arithmetic(
         base: the model that they were fine-tuned from.
         weights: of the models, 1 each if not given; one list or lists by patterns of tensor names.
         scale: the paper's lambda, a number or numbers by patterns.
-        normalize: whether the sum is divided by that of the weights.
+        normalize: whether the sum is divided by the sum of the weights.
 
     >>> base = {"w": torch.zeros(2)}
     >>> task_arithmetic([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}], base=base)
@@ -57,19 +57,22 @@ def _task_vectors(
     sparse: Callable[..., Reader] | None, models: Models, base: Base, weights: Weights, scale: ByName, normalize: bool,
     *, elect: bool, **settings: tuple[ForEach, float],
 ) -> State | LazyState:  # fmt: skip
-    """base + scale * the sum (or mean) of task vectors, which `sparse` makes sparse, with signs elected or not."""
+    """Return base + scale * the sum or mean of task vectors.
+
+    `sparse` makes them sparse. Signs are elected if `elect` says so.
+    """
     switch("normalize", normalize), switch("elect", elect)
     settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
 
-    def kernel(group: Group, *, scale: float, **own: float | Sequence[float]) -> Reader:
+    def kernel(group: Group, *, scale: float, **numbers: float | Sequence[float]) -> Reader:
         weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
-        each = [{key: of_model(value, k) for key, value in own.items()} for k in group.places]
-        whole = [sparse is None or one.get("density") == 1 for one in each]
+        by_model = [{key: of_model(value, k) for key, value in numbers.items()} for k in group.places]
+        whole = [sparse is None or values.get("density") == 1 for values in by_model]
         if all(whole) and (not elect or len(weights) == 1):
             return combination(group, [scale * weight for weight in (weights if normalize else group.weights)])
         vectors = [
-            partial(group.delta, i) if whole[i] or sparse is None else sparse(group, i, **one)
-            for i, one in enumerate(each)
+            partial(group.delta, i) if whole[i] or sparse is None else sparse(group, i, **values)
+            for i, values in enumerate(by_model)
         ]
 
         def read(start: int, stop: int) -> Tensor:
@@ -95,7 +98,9 @@ def _add(deltas: list[Tensor], weights: list[float]) -> Tensor:
 
 
 def elect_sign(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
-    """Return the weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
+    """Return the weighted sum, or mean, over values with the sign of the sum of all.
+
+    These are lines 9 to 16 of TIES.
 
     >>> elect_sign([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
     tensor([3., 2.])
@@ -125,9 +130,11 @@ def ties(
     normalize: bool = True,
     across: Literal["tensor", "model"] = "tensor",
 ) -> State | LazyState:
-    """Trim, elect signs and merge (Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1).
+    """Trim, elect signs and merge task vectors (TIES).
 
-    Of each task vector the share `density` of largest magnitudes is kept. Each element's sign is that of the weighted
+    See Yadav et al., "TIES-Merging", NeurIPS 2023, algorithm 1.
+
+    Of each task vector the share `density` of largest magnitudes is kept. Each element has the sign of the weighted
     sum over models. The models that have that sign there are averaged, and the mean times `scale` is added to the base.
     Where the sum is 0 no sign is elected, and the base stays. Of equal magnitudes at the limit all are kept.
 
@@ -143,7 +150,7 @@ def ties(
     >>> ties(models, base={"w": torch.zeros(3)}, density=0.67)
     {'w': tensor([ 3., -3.,  0.])}
     """
-    within("density", density, 0, 1, open_low=True, each=True)
+    within("density", density, 0, 1, open_low=True, per_model=True)
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
@@ -155,8 +162,8 @@ def ties(
 
 
 def _largest(group: Group, i: int, density: float) -> Reader:
-    kept = max(1, int(density * group.size))
-    return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - kept) if group.size else 0, group, i)
+    count = max(1, int(density * group.size))
+    return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - count) if group.size else 0, group, i)
 
 
 def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
@@ -168,7 +175,7 @@ def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
 
 
 def _limits(models: Models, base: Base, weights: Weights, density: float) -> dict[int, Tensor | float]:
-    """For each model that counts the smallest magnitude that is kept of its whole task vector."""
+    """Return the smallest magnitude kept of each counted model's whole task vector."""
     states, base = check_models(models, needed(base))
     rows = rows_of(weights, len(states), states[0])
     result: dict[int, Tensor | float] = {}
@@ -206,13 +213,13 @@ def dare(
         density: the probability that an element stays, in (0, 1]; 1 - p of the paper.
         rescale: whether elements that stay are divided by `density`, which keeps their expectation.
         elect: whether signs are elected, as `ties` does after trimming (DARE-TIES).
-        seed: of the draws; which elements stay is a function of seed, tensor name, model and element.
+        seed: of the random numbers; which elements stay is a function of seed, tensor name, model and element.
 
     >>> models, base = [{"w": torch.ones(64)}, {"w": torch.ones(64)}], {"w": torch.zeros(64)}
     >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
     [0.0, 2.0]
     """
-    within("density", density, 0, 1, open_low=True, each=True)
+    within("density", density, 0, 1, open_low=True, per_model=True)
     sparse = partial(_drop, seed=_seed(seed), rescale=switch("rescale", rescale))
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
@@ -257,18 +264,18 @@ def breadcrumbs(
     >>> breadcrumbs([{"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}], base={"w": torch.zeros(4)}, density=0.5, gamma=0.25)
     {'w': tensor([0., 0., 2., 3.])}
     """
-    within("density", density, 0, 1, open_low=True, each=True)
-    own = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, each=True), 0.0)}
-    return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **own)
+    within("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, per_model=True), 0.0)}
+    return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
 def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
-    kept = int(density * group.size)
-    if not kept:
+    count = int(density * group.size)
+    if not count:
         return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
-    below = max(0, group.size - kept - int(gamma * group.size))
+    below = max(0, group.size - count - int(gamma * group.size))
     low = of_rank(lambda: magnitudes(group, i), group.size, below)
-    high = of_rank(lambda: magnitudes(group, i), group.size, below + kept - 1)
+    high = of_rank(lambda: magnitudes(group, i), group.size, below + count - 1)
 
     def read(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)
@@ -290,7 +297,7 @@ def della(
     normalize: bool | None = None,
     seed: int = 0,
 ) -> State | LazyState:
-    """Drop small elements of task vectors more often than large ones, rescale, elect signs and average.
+    """Drop mostly small elements of task vectors, rescale, elect signs and average.
 
     Deep et al., "DELLA-Merging" (2024), section 3.
 
@@ -304,18 +311,18 @@ def della(
         epsilon: the width of the range of probabilities, which must lie within [0, 1]. (mergekit's epsilon is half of
             it.)
         elect: whether signs are elected as `ties` does; without it this is mergekit's `della_linear`.
-        normalize: whether what agrees is averaged, or without `elect` the sum divided by that of the weights; the same
-            as `elect` if not given.
-        seed: of the draws, as for `dare`.
+        normalize: whether what agrees is averaged, or without `elect` the sum divided by the sum of the weights; the
+            same as `elect` if not given.
+        seed: of the random numbers, as for `dare`.
 
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
     tensor(6.)
     """
-    within("density", density, 0, 1, open_low=True, each=True)
-    own = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, each=True), 0.0)}
+    within("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, per_model=True), 0.0)}
     sparse = partial(_by_rank, seed=_seed(seed))
     normalize = elect if normalize is None else normalize
-    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **own)
+    return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
 def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
@@ -344,11 +351,13 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
 
 
 def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyState:
-    """Task vectors weighted by their energy, where models differ most (Wan et al., "FuseChat", 2024, section 3.3).
+    """Weight task vectors by their energy where models differ most.
+
+    See Wan et al., "FuseChat", 2024, section 3.3.
 
     Select: of each tensor the share `select` of the elements with the largest variance over the models, counted among
     those whose variance is not 0. Calculate: model k's weight is the mean of its squared selected elements, divided by
-    the sum over models. Erase: elements whose sign is not that of the sum over models are left out, and the weights of
+    the sum over models. Erase: elements with another sign than the sum over models are left out, and the weights of
     the others are divided by their sum.
 
     Args:
@@ -376,30 +385,32 @@ def _sce(group: Group, select: float) -> Reader:
     limit = torch.zeros(())
     if select < 1:
         differ = sum(int(slab.count_nonzero()) for slab in variances())
-        kept = int(select * differ)
-        if not kept:
+        count = int(select * differ)
+        if not count:
             return lambda start, stop: group.origin(start, stop)
-        limit = of_rank(variances, group.size, group.size - kept)
+        limit = of_rank(variances, group.size, group.size - count)
 
     def selected(start: int, stop: int) -> Tensor:
-        own = deltas(start, stop)
-        return own if select == 1 else own * (own.var(0, correction=0) >= limit)
+        values = deltas(start, stop)
+        return values if select == 1 else values * (values.var(0, correction=0) >= limit)
 
     energy = sum(selected(start, stop).double().square().sum(1) for start, stop in spans(group.size))
     shares = (energy / energy.sum()).tolist() if group.size and bool(energy.sum() > 0) else [1 / k] * k
 
     def read(start: int, stop: int) -> Tensor:
-        own = selected(start, stop)
-        agrees = own * own.sum(0).sign() > 0
-        weights = torch.tensor(shares, dtype=own.dtype, device=own.device)[:, None] * agrees
+        values = selected(start, stop)
+        agrees = values * values.sum(0).sign() > 0
+        weights = torch.tensor(shares, dtype=values.dtype, device=values.device)[:, None] * agrees
         total = weights.sum(0)
-        return ((own * weights).sum(0) / total.masked_fill(total == 0, 1)).add_(group.origin(start, stop))
+        return ((values * weights).sum(0) / total.masked_fill(total == 0, 1)).add_(group.origin(start, stop))
 
     return read
 
 
 def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
-    """Return the base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+    """Return the base moved towards another model by at most t in each element.
+
+    This is alchemonaut's NearSwap, which mergekit has, too.
 
     Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
 
@@ -414,9 +425,9 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
 
     def kernel(group: Group, t: float) -> Reader:
         def read(start: int, stop: int) -> Tensor:
-            other, own = group.value(0, start, stop), group.origin(start, stop)
-            difference = other - own
-            return torch.where(difference.abs() <= t, other, own + difference.clamp(-t, t))
+            other, origin = group.value(0, start, stop), group.origin(start, stop)
+            difference = other - origin
+            return torch.where(difference.abs() <= t, other, origin + difference.clamp(-t, t))
 
         return read
 

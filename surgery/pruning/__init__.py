@@ -1,4 +1,4 @@
-"""Pruning: score the positions of a model's widths, and cut it to a size, at once or in steps."""
+"""Pruning: score positions of widths, and cut a model to a size, also in steps."""
 
 from surgery.pruning.blocks import score_blocks as score_blocks
 from surgery.pruning.criteria import importance as importance

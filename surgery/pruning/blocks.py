@@ -19,7 +19,7 @@ def score_blocks(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     example: Any = None,
 ) -> dict[str, Tensor]:
-    """Return how much each block of each section matters, by section name [blocks]; infinity for what cannot go.
+    """Return scores of each section's blocks, [blocks]; infinity for those that stay.
 
     Args:
         model: any module with blocks that run one after another; a copy of it runs in evaluation mode.
@@ -43,16 +43,16 @@ def score_blocks(
     batches = as_batches(batches, "score_blocks")
     example = batches[0] if example is None else example
     check_runs(model, example, "score_blocks")
-    found = sections(model, example=example)
-    if not found:
+    all_sections = sections(model, example=example)
+    if not all_sections:
         raise SurgeryError(f"{type(model).__name__} has no sections of blocks to score", code="depth")
     twin = clone(model).eval()
-    names = [block for section in found for block in section.blocks]
+    names = [block for section in all_sections for block in section.blocks]
     influence = _influences(twin, names, batches if loss is None else [example])
     if loss is not None:
 
-        def mean(what: str) -> float:
-            with explain(f"loss(model, batch) fails {what}"), torch.no_grad():
+        def mean(where: str) -> float:
+            with explain(f"loss(model, batch) fails {where}"), torch.no_grad():
                 return sum(float(loss(twin, batch)) for batch in batches) / len(batches)
 
         full = mean("for the full model")
@@ -60,22 +60,22 @@ def score_blocks(
             handle = twin.get_submodule(name).register_forward_hook(_leave_out, with_kwargs=True)
             influence[name] = mean(f"without {name!r}") - full
             handle.remove()
-    return {section.name: torch.tensor([influence[block] for block in section.blocks]) for section in found}
+    return {section.name: torch.tensor([influence[block] for block in section.blocks]) for section in all_sections}
 
 
 def _influences(model: nn.Module, names: list[str], batches: list[Any]) -> dict[str, float]:
-    """Return 1 - cosine of what goes into blocks and what comes out; infinity where these have not one shape."""
+    """Return 1 - cosine of blocks' inputs and outputs; infinity for other shapes."""
     seen: dict[str, list[float]] = {name: [] for name in names}
 
     def note(name: str) -> Callable:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            before, after = (tensors_in(one)[0].detach() for one in ((args, kwargs), output))
+            before, after = (tensors_in(tree)[0].detach() for tree in ((args, kwargs), output))
             if before.shape != after.shape:
                 seen[name].append(torch.inf)
                 return
             rows = before.ndim > 3  # of images it is not known along which axis features lie
-            one, other = (each.flatten(1) if rows else each for each in (before.float(), after.float()))
-            seen[name].append(1 - nn.functional.cosine_similarity(one, other, dim=-1).mean().item())
+            first, second = (tensor.flatten(1) if rows else tensor for tensor in (before.float(), after.float()))
+            seen[name].append(1 - nn.functional.cosine_similarity(first, second, dim=-1).mean().item())
 
         return hook
 

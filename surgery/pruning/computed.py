@@ -1,4 +1,4 @@
-"""Read weights that are computed from parameters: by masks, norms, other parametrizations, or an adapter.
+"""Read weights computed from parameters: by masks, norms, or an adapter.
 
 A copy of the model adds a tensor of zeros to each such weight. The zeros have the weight's axes and its gradient,
 whatever computes the weight.
@@ -47,13 +47,13 @@ class Computed(NamedTuple):
 
     def names(self, solution: Solution) -> dict[str, Atom]:
         """Name the widths of the model, as `named_widths` does without zeros."""
-        own = {
+        members = {
             atom: [place for place in places if place[0] not in self.added] for atom, places in solution.members.items()
         }
-        return named_widths(replace(solution, members={atom: places for atom, places in own.items() if places}))
+        return named_widths(replace(solution, members={atom: places for atom, places in members.items() if places}))
 
     def solution(self, solution: Solution) -> Solution:
-        """Return a solution with computed weights in place of the zeros and of the parameters behind them."""
+        """Return a solution with computed weights in place of their parameters."""
         tensors, members = {}, {}
         for key, axes in solution.tensors.items():
             if key in self.keys or key not in self.added | self.parts.keys():
@@ -106,7 +106,7 @@ class _Add:
 
 
 def find_computed(model: nn.Module, example: Any) -> Computed:
-    """Find the weights of a model that are computed from parameters. Without any, the model itself is used."""
+    """Find a model's weights that are computed from parameters."""
     hooked, parametrized = dict(_find_hooked(model)), dict(_find_parametrized(model))
     adapters = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
     result = Computed(model, {}, {}, {}, {})
@@ -179,7 +179,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
-    """Return the sum of a layer's weight and its adapter's product, and the weight that the layer computes with."""
+    """Return the sum of a layer's weight and its adapter's product, and the result."""
     before = layer.base_layer.weight
     if hasattr(layer, "change"):
         from surgery.adapters.layer import add_change, is_transposed  # a model that has such a layer has imported it

@@ -37,7 +37,7 @@ def importance(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     output: Callable[[Any], Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Return scores of the positions of every width that may shrink, for `surgery.narrow(..., scores=scores)`.
+    """Return scores of each shrinkable width's positions, for `surgery.narrow`.
 
     A width lies along axes of several tensors. Each gives its positions a score, and their sum is the width's. Of an
     axis of heads * head dimension a head gets the sum over its dimensions, a dimension the sum over heads.
@@ -87,18 +87,18 @@ def importance(
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SurgeryError(f"{type(model).__name__} has no weights (meta device): load some first", code="values")
     if by == "activation":
-        solution, found = read_activations(model, example, as_batches(batches, by), output)
+        solution, sums = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
     else:
         weights = find_computed(model, example)
         solution = solve(trace_model(weights.model, example, output).found)
         names = weights.names(solution)
         if is_pruner(by):
-            found = pruner_scores(model, weights.solution(solution), by, weights)
+            sums = pruner_scores(model, weights.solution(solution), by, weights)
         else:
             criterion = _of_copies(by) if callable(by) else _criterion(weights, by, batches, loss)
-            found = _sum(weights, solution, criterion, name_of(by))
-    scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
+            sums = _sum(weights, solution, criterion, name_of(by))
+    scores = {name: sums[atom] for name, atom in names.items() if not atom.why and atom in sums}
     for name, values in scores.items():
         if not values.isfinite().all():
             raise SurgeryError(f"{name_of(by)} gives {name!r} scores that are not finite", code="values")
@@ -132,12 +132,12 @@ def name_of(by: Any) -> str:
 
 
 def _of_copies(function: Criterion) -> Criterion:
-    """Return the criterion of a user with copies of the rows, so that it may work in place."""
+    """Return a user's criterion on copies of the rows: it may work in place."""
     return lambda name, rows, axis: function(name, rows.clone(), axis)
 
 
 def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
-    """Return the sum over all axes of all parameters of the scores along them; tied parameters count once.
+    """Sum the scores along all axes of all parameters; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
@@ -168,7 +168,7 @@ def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -
 
 
 def find_scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
-    """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
+    """Yield parameters and computed weights by (module, attribute), tied ones once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
         real = tensor.dtype.to_real().is_floating_point
@@ -188,15 +188,15 @@ def _criterion(
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"the criterion {by!r} needs `loss`, a function of a model and a batch", code="argument")
-        found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
-        found |= {join(*key): found[join(*tensor)] for key, tensor in weights.keys.items()}
+        values = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
+        values |= {join(*key): values[join(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
-            found[join(*key)] *= ratio if by == "taylor" else ratio.square()
+            values[join(*key)] *= ratio if by == "taylor" else ratio.square()
 
         def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
             if by == "taylor" and name in vectors:
                 return None
-            gradients = found[name].movedim(axis, 0).reshape(len(rows), -1)
+            gradients = values[name].movedim(axis, 0).reshape(len(rows), -1)
             rows = as_real(rows).reshape(len(rows), -1)
             return ((rows * gradients).abs() if by == "taylor" else rows.square() * gradients).sum(1)
 
@@ -215,9 +215,9 @@ def _criterion(
 def _gradients(
     model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], squared: bool
 ) -> Mapping[str, Tensor]:
-    """Return the parameters' gradients of the loss by name, or their squares: the mean over the batches.
+    """Return the parameters' mean gradients of the loss, or their squares, by name.
 
-    Those of a complex parameter have one more axis, of the real and the imaginary parts.
+    The gradients of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
     twin = clone(model).eval()
@@ -232,8 +232,8 @@ def _gradients(
                 raise SurgeryError(
                     f"loss(model, batch) gives {value!r}: a number that depends on the model is needed", code="argument"
                 )
-            found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-        for sums, gradient in zip(total, found):
+            batch_gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+        for sums, gradient in zip(total, batch_gradients):
             if gradient is not None:
                 single = as_real(gradient).float()
                 sums += single.square() if squared else single
@@ -243,7 +243,7 @@ def _gradients(
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """Return the mean of |x| over batches and all other axes, x being what products and convolutions read.
+    """Return the mean of |x| over other axes, where products and convolutions read x.
 
     Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each
     batch.
@@ -251,9 +251,9 @@ def read_activations(
     scores: dict[Atom, Tensor] = {}
     weight = 1 / len(batches)
 
-    def add(place: tuple[int, int], tensor: Tensor, found: Axes) -> None:
+    def add(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
         size = tensor.abs().float()
-        for position, axis in enumerate(found):
+        for position, axis in enumerate(axes):
             mean = size.movedim(position, 0).reshape(size.shape[position], -1).mean(1).cpu().double()
             if len(mean) == axis.size:  # a batch may have another number of samples or tokens than the example
                 for atom, part in onto_atoms(axis, mean).items():
@@ -279,7 +279,7 @@ def is_criterion(function: Callable) -> bool:
 
 
 def takes(function: Callable, number: int) -> bool | None:
-    """Return whether a function can be called with so many arguments; None where its signature is not known.
+    """Return whether a function takes this number of arguments; None if not known.
 
     >>> takes(lambda name, rows: rows, 2), takes(lambda name, rows: rows, 1), takes(dict, 1)
     (True, False, None)
@@ -302,13 +302,13 @@ def is_pruner(by: Any) -> bool:
 
 
 def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
-    """Return what torch-pruning's class says of each width; a width of which it says nothing is left out.
+    """Return the scores of torch-pruning's class, without widths that it skips.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
     of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is
     an item of its own, so that every item is as long as the width. Their sums are the same. Their means are smaller by
     one factor for the width, which every `normalizer` but None takes out again. FPGMImportance, which compares the
-    positions of an item with each other, compares those of one head only.
+    positions of an item with each other, compares the positions of one head only.
     """
     from torch_pruning.dependency import Dependency, Group, Node
 
@@ -335,7 +335,7 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Comput
 def _items(
     layer_of: Callable[[str], Any], solution: Solution, atom: Atom
 ) -> Iterator[tuple[str, nn.Module, Any, list[list[int]]]]:
-    """(tensor name, layer, torch-pruning's function that cuts it there, positions for each time the atom occurs)."""
+    """Yield (tensor name, layer, torch-pruning's function, positions by occurrence)."""
     from torch_pruning import ops
     from torch_pruning.pruner.function import PrunerBox
 

@@ -33,7 +33,7 @@ def drop(
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """Return a copy of any module without the given positions of some widths, and without all that belongs to them.
+    """Return a copy of any module without given positions of some widths.
 
     Args:
         model: any module; it is not changed.
@@ -61,30 +61,30 @@ def drop(
     solution = solve(trace_model(model, example, output).found)
     widths = named_widths(solution)
     axes: dict[str, Axis] = dict(reversed(solution.made)) | widths  # of a layer with several the first
-    kept: dict[Atom, set[int]] = {}
-    for name, given in positions.items():
+    rest: dict[Atom, set[int]] = {}
+    for name, request in positions.items():
         if name not in axes:
             raise SurgeryError(f"{name!r} is no width, nor a layer with one: {hint(str(name), [*axes])}", code="name")
         axis = axes[name]
-        where = as_positions(name, axis.size, given)
+        where = as_positions(name, axis.size, request)
         stay = onto_atoms(axis, torch.ones(axis.size, dtype=torch.long).index_fill(0, torch.tensor(where), 0))
         left = {atom: counts.nonzero().flatten().tolist() for atom, counts in stay.items()}
         if len(where) == axis.size:
             raise SurgeryError(f"all {axis.size} positions of {name!r} are to go: leave at least one", code="width")
         gone = as_runs(sorted({*range(axis.size)}.difference(where)))
-        if runs_of(axis, {atom: one for atom, one in left.items() if len(one) < atom.size}) != gone:
+        if runs_of(axis, {atom: places for atom, places in left.items() if len(places) < atom.size}) != gone:
             names = " and ".join(repr(width) for width, atom in widths.items() if atom in left)
             raise SurgeryError(f"what is to go of {name!r} are no whole positions of {names}: name these", code="width")
-        for atom, one in left.items():
-            kept[atom] = kept.get(atom, {*range(atom.size)}).intersection(one)
-    stays = {name: sorted(kept[atom]) for name, atom in widths.items() if atom in kept and len(kept[atom]) < atom.size}
-    if empty := [name for name, one in stays.items() if not one]:
+        for atom, places in left.items():
+            rest[atom] = rest.get(atom, {*range(atom.size)}).intersection(places)
+    stays = {name: sorted(rest[atom]) for name, atom in widths.items() if atom in rest and len(rest[atom]) < atom.size}
+    if empty := [name for name, places in stays.items() if not places]:
         raise SurgeryError(f"no position of {empty[0]!r} would be left: leave at least one", code="width")
     return narrow(model, positions=stays, example=example, output=output, strict=strict)
 
 
 def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] | None = None) -> tuple[nn.Module, Plan]:
-    """Return a copy of any module without the positions that are zero, which computes the same in evaluation mode.
+    """Return a copy without zero positions; in evaluation mode it computes the same.
 
     So masks of torch.nn.utils.prune (`ln_structured`, say) make a model smaller. A position goes if all weights that
     make it are zero, and it is zero where it is read; or if all weights that read it are. One whose weights are zero,
@@ -114,16 +114,16 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
     solution = solve(trace_model(weights.model, example, output).found)
     names = {atom: name for name, atom in weights.names(solution).items() if not atom.why}
     unmade, unread = _zero_positions(weights, solution)
-    given = vary(example)
-    of_read, activations = read_activations(model, given, [given], output)
+    inputs = vary(example)
+    of_read, activations = read_activations(model, inputs, [inputs], output)
     read = {name: activations[atom] == 0 for name, atom in named_widths(of_read).items() if atom in activations}
     gone, stay = {}, {}
     for atom, name in names.items():
         none = torch.zeros(atom.size, dtype=torch.bool)
-        made = unmade.get(atom, none)
-        goes = (made & read.get(name, none)) | unread.get(atom, none)
+        absent = unmade.get(atom, none)
+        goes = (absent & read.get(name, none)) | unread.get(atom, none)
         gone |= {name: goes.nonzero().flatten().tolist()} if goes.any() else {}
-        left = made & ~goes
+        left = absent & ~goes
         stay |= {name: left.nonzero().flatten().tolist()} if left.any() else {}
     for name, where in stay.items():
         _log.warning(
@@ -133,7 +133,7 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
     if not gone:
         raise SurgeryError(f"no position of a width of {type(model).__name__} is zero where it is read", code="width")
     small, plan = drop(model, gone, example=example, output=output)
-    if not _same_outputs(model, small, given, output):
+    if not _same_outputs(model, small, inputs, output):
         raise SurgeryError(
             f"without the zero positions of {', '.join(map(repr, gone))} {type(model).__name__} computes something "
             "else, as a norm over a width does that counts them: surgery.pruning.drop drops them all the same",
@@ -143,7 +143,7 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
 
 
 def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, Tensor], dict[Atom, Tensor]]:
-    """Return by width which positions all matrices and kernels make, and which all read, with zeros alone."""
+    """Return by width the positions that matrices write, and read, with zeros alone."""
     unmade: dict[Atom, Tensor] = {}
     unread: dict[Atom, Tensor] = {}
     for key, tensor in find_scored(weights):
@@ -160,15 +160,15 @@ def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, T
 
 
 def _same_outputs(model: nn.Module, small: nn.Module, example: Any, output: Callable[[Any], Any] | None) -> bool:
-    """Return whether two models compute the same of an example, in double precision where they can."""
+    """Return whether two models' outputs agree, in double precision where they can."""
 
     def results(net: nn.Module, dtype: torch.dtype | None) -> list[Tensor]:
         twin = clone(net).eval()
         if dtype is not None:
             twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
         with torch.no_grad():
-            found = call(twin, vary(example, dtype))
-        return tensors_in(output(found) if output else found)
+            outputs = call(twin, vary(example, dtype))
+        return tensors_in(output(outputs) if output else outputs)
 
     try:
         return all(map(same, results(model, torch.float64), results(small, torch.float64)))

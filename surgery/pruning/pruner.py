@@ -101,7 +101,7 @@ def prune(
 
             - a criterion, as `by` of `surgery.pruning.importance`: a name, a function of a parameter's name, rows and
               an axis, or an object of one of torch-pruning's importance classes;
-            - a function from a model to scores like those of `surgery.pruning.importance`. It receives the model of
+            - a function from a model to scores like the ones of `surgery.pruning.importance`. It receives the model of
               each step and must not change it;
             - such scores;
             - None: all widths keep the same share, their first positions.
@@ -170,7 +170,7 @@ def prune(
     demand = check_demand(model, Demand(target.rate, {}, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
     cut = final(request)  # refuse now; report shortfalls once
-    full = {what: _cost(cut, what).full for what in target.wanted}
+    full = {measure: _cost(cut, measure).full for measure in target.wanted}
     target = target.as_shares(full)
     if len(shares) == 1 or strict:
         _report_missed(target, _limits(cut, target).share(cut.chosen.choice), strict)
@@ -203,7 +203,7 @@ def prune(
                 _log.warning(list_whole(net, fresh))
                 reported |= {(width.tensor, width.axis) for width in fresh}
         net, choice = cut.plan.build(net), cut.chosen.choice
-        left = {what: _cost(cut, what)(choice) for what in full}
+        left = {measure: _cost(cut, measure)(choice) for measure in full}
         plan = plan.compose(cut.plan) if plan else cut.plan
         sizes.append(_size(cut, choice))
         net = _train(net, finetune, number)
@@ -234,7 +234,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
 
 
 def _train(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
-    """Train a step's model, and return it; SurgeryError if it has other tensors than before."""
+    """Train and return a step's model; SurgeryError if its tensors are others."""
     if finetune is None:
         return net
     before = shapes_of(net)
@@ -251,16 +251,16 @@ def _used_share(target: Target, left: Mapping[What, int], full: Mapping[What, in
     """Return the share of the full model that is left, see `Limits.share`."""
     if len(full) == 1:
         return left[target.what] / full[target.what]
-    return max(left[what] / full[what] / share for what, share in target.wanted.items()) * target.share
+    return max(left[measure] / full[measure] / share for measure, share in target.wanted.items()) * target.share
 
 
 def _limits(cut: Attempt, target: Target) -> Limits:
     return Limits(target, cut.seen.model, cut.solution, cut.seen.found.lengths[0])
 
 
-def _cost(cut: Attempt, what: What) -> Cost:
-    """Return a function that counts what any choice of positions leaves, such as its MACs."""
-    return Cost(cut.seen.model, cut.solution, what, cut.seen.found.lengths[0])
+def _cost(cut: Attempt, measure: What) -> Cost:
+    """Return a function that counts what a choice of positions leaves, such as MACs."""
+    return Cost(cut.seen.model, cut.solution, measure, cut.seen.found.lengths[0])
 
 
 def _size(cut: Attempt, choice: Choice) -> Size:

@@ -28,17 +28,17 @@ class Cost:
 
     Args:
         model: the full model, or a copy of it on the meta device.
-        steps: how many of the solution's steps count; those of a second pass in training mode do not.
+        steps: how many of the solution's steps count; the steps of a second pass in training mode do not.
     """
 
-    def __init__(self, model: nn.Module, solution: Solution, what: What, steps: int):
-        if what == "parameters":
+    def __init__(self, model: nn.Module, solution: Solution, measure: What, steps: int):
+        if measure == "parameters":
             split = [name.rpartition(".") for name, _ in model.named_parameters()]
             self._products: list[Axes] = [solution.tensors[module, attribute] for module, _, attribute in split]
-        elif what == "positions":
+        elif measure == "positions":
             self._products = [(atom,) for atom in solution.members if not atom.why]
         else:
-            self._products = [found for step in solution.steps[:steps] for found in find_multiplied(step)]
+            self._products = [axes for step in solution.steps[:steps] for axes in find_multiplied(step)]
         self.full = self({})
 
     def __call__(self, choice: Choice) -> int:
@@ -60,16 +60,16 @@ class Cost:
 
 
 def find_multiplied(step: Step[Axis]) -> Iterator[Axes]:
-    """Yield the axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
-    given = step.inputs
+    """Yield axes whose sizes multiply to an operation's MACs, as torch counts them."""
+    inputs = step.inputs
     if step.name in ("mm", "bmm", "addmm", "baddbmm"):
-        left, right = given[-2:]
+        left, right = inputs[-2:]
         yield *left, right[-1]
     elif step.name in ("convolution", "_convolution"):
-        moved = given[0] if step.scalars.get("transposed") else step.outputs[0]
-        yield *given[1], moved[0], *moved[2:]
+        moved = inputs[0] if step.scalars.get("transposed") else step.outputs[0]
+        yield *inputs[1], moved[0], *moved[2:]
     elif step.name == "scaled_dot_product_attention":
-        query, key, value = given[:3]
+        query, key, value = inputs[:3]
         yield *query, key[-2]
         yield *query[:-1], value[-2], value[-1]
 
@@ -79,20 +79,20 @@ class Limits:
 
     def __init__(self, target: "Target", model: nn.Module, solution: Solution, steps: int):
         self.target = target
-        self.costs = {what: Cost(model, solution, what, steps) for what in target.wanted}
+        self.costs = {measure: Cost(model, solution, measure, steps) for measure in target.wanted}
 
     def share(self, choice: Choice) -> float:
-        """Return the share that is left of the full model; of several, as the first one, how much the tightest uses."""
+        """Return the share left of the full model; of several, the tightest's, scaled."""
         if len(self.costs) == 1:
             return self.costs[self.target.what].share(choice)
-        what, share = self.tightest(choice)
-        return share / self.target.wanted[what] * self.target.share
+        measure, share = self.tightest(choice)
+        return share / self.target.wanted[measure] * self.target.share
 
     def tightest(self, choice: Choice) -> tuple[What, float]:
-        """Return of what most is left for what the target allows, and the share that is left."""
-        shares = {what: cost.share(choice) for what, cost in self.costs.items()}
-        what = max(shares, key=lambda what: shares[what] / self.target.wanted[what])
-        return what, shares[what]
+        """Return the measure with most left for its target, and the share that is left."""
+        shares = {measure: cost.share(choice) for measure, cost in self.costs.items()}
+        measure = max(shares, key=lambda measure: shares[measure] / self.target.wanted[measure])
+        return measure, shares[measure]
 
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
@@ -134,25 +134,25 @@ class Target:
     def __post_init__(self):
         if not self.wanted:
             raise SurgeryError(f"limit {', '.join(get_args(What))} or several: Target(macs=0.5)", code="argument")
-        for what, share in {**self.wanted, "floor": self.floor}.items():
+        for measure, share in {**self.wanted, "floor": self.floor}.items():
             number = isinstance(share, Real) and not isinstance(share, bool) and math.isfinite(share)
-            count = number and what != "floor" and share > 1 and float(share).is_integer()
-            if not number or not (0 < share <= 1 or count or (what == "floor" and share == 0)):
+            count = number and measure != "floor" and share > 1 and float(share).is_integer()
+            if not number or not (0 < share <= 1 or count or (measure == "floor" and share == 0)):
                 allowed = (
-                    "a width in [0, 1]" if what == "floor" else "the full model in (0, 1], or a whole number above"
+                    "a width in [0, 1]" if measure == "floor" else "the full model in (0, 1], or a whole number above"
                 )
-                raise SurgeryError(f"Target({what}={share!r}): give a share of {allowed}", code="argument")
+                raise SurgeryError(f"Target({measure}={share!r}): give a share of {allowed}", code="argument")
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
         normalise = "" if self.normalise else ", normalise=False"
-        wanted = ", ".join(f"{what}={share}" for what, share in self.wanted.items())
+        wanted = ", ".join(f"{measure}={share}" for measure, share in self.wanted.items())
         return f"Target({wanted}{floor}{normalise}{', even=True' if self.even else ''})"
 
     @property
     def wanted(self) -> dict[What, float]:
         """The limited quantities, and their limits."""
-        return {what: share for what in get_args(What) if (share := getattr(self, what)) is not None}
+        return {measure: share for measure in get_args(What) if (share := getattr(self, measure)) is not None}
 
     @property
     def what(self) -> What:
@@ -166,11 +166,11 @@ class Target:
 
     def of(self, wanted: Mapping[What, float]) -> "Target":
         """Return the same with other limits."""
-        given: dict[Any, Any] = {**dict.fromkeys(get_args(What)), **wanted}
-        return replace(self, **given)
+        arguments: dict[Any, Any] = {**dict.fromkeys(get_args(What)), **wanted}
+        return replace(self, **arguments)
 
     def as_shares(self, full: Mapping[What, int]) -> "Target":
-        """Return the same with shares of a full model of so many MACs, parameters or positions in place of numbers.
+        """Return the same with shares of a full model of these sizes in place of numbers.
 
         >>> Target(macs=0.5, parameters=300).as_shares({"macs": 1000, "parameters": 400})
         Target(parameters=0.75, macs=0.5)
@@ -180,26 +180,26 @@ class Target:
 
     @property
     def rate(self) -> float:
-        """Roughly the share of each width: a layer costs the product of two. Where it is not known, a half."""
-        shares = {what: share for what, share in self.wanted.items() if share <= 1}
-        return min((s if what == "positions" else math.sqrt(s) for what, s in shares.items()), default=0.5)
+        """Estimate each width's share: a layer costs the product of two; 0.5 if unknown."""
+        shares = {measure: share for measure, share in self.wanted.items() if share <= 1}
+        return min((s if measure == "positions" else math.sqrt(s) for measure, s in shares.items()), default=0.5)
 
 
-def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
-    """Return what decides how many positions each width keeps so that the model is as large as the target.
+def sizing(request: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
+    """Return the function that decides how much each width keeps to meet the target.
 
     Args:
-        asked: the target, of shares or numbers.
+        request: the target, of shares or numbers.
         by: what errors call the criterion.
-        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
-            floor is a share.
+        sizes: by name how many positions widths had before the model was cut for the first time; the target's
+            floor is a share of it.
     """
 
     def decide(
         seen: Observed[Trace], solution: Solution, demand: Demand, score: Callable[[Atom], Tensor] | None
     ) -> Numbers:
-        costs = {w: Cost(seen.model, solution, w, seen.found.lengths[0]).full for w in asked.wanted}
-        target = asked.as_shares(costs)
+        costs = {w: Cost(seen.model, solution, w, seen.found.lengths[0]).full for w in request.wanted}
+        target = request.as_shares(costs)
         cost = Limits(target, seen.model, solution, seen.found.lengths[0])
         names = {atom: name for name, atom in named_widths(solution).items()}
         before = {atom: sizes.get(name, atom.size) for atom, name in names.items()}
@@ -208,25 +208,25 @@ def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: s
             return comparable(score(atom), target.normalise, f"{by} gives {names[atom]!r}")
 
         def numbers(widths: Collection[Atom]) -> Mapping[Atom, int]:
-            kept = numbers_kept(target, cost, widths, demand.share, score and worth, before)
-            choice = {atom: range(n) for atom, n in kept.items() if n < atom.size}
+            counts = numbers_kept(target, cost, widths, demand.share, score and worth, before)
+            choice = {atom: range(n) for atom, n in counts.items() if n < atom.size}
             if cost.share(choice) > target.share:
-                what, share = cost.tightest(choice)
-                least = cost.costs[what](choice)
+                measure, share = cost.tightest(choice)
+                least = cost.costs[measure](choice)
                 whole = find_whole(solution, demand, choose(solution, demand))
                 percent = "".join(
-                    f"; {number:g} counts {one}: for {number:g} % write {one}={number / 100:g}"
-                    for one, number in asked.wanted.items()
+                    f"; {number:g} counts {name}: for {number:g} % write {name}={number / 100:g}"
+                    for name, number in request.wanted.items()
                     if 1 < number <= 100
                 )
                 reasons = f"; {list_whole(seen.model, whole)}" if whole else ""
                 raise Unreachable(
-                    f"{asked} cannot be reached: {least:,} {what} ({share:.1%}) are left where every width that can "
-                    "shrink is at its floor: take a lower floor, another rounding or a larger target"
+                    f"{request} cannot be reached: {least:,} {measure} ({share:.1%}) are left where every width "
+                    "that can shrink is at its floor: take a lower floor, another rounding or a larger target"
                     f"{percent}{reasons}",
                     code="target",
                 )
-            return kept
+            return counts
 
         return numbers
 
@@ -247,7 +247,7 @@ def numbers_kept(
         widths: those that may shrink.
         rounded: from a width's size and a share to a number of positions.
         scores: of a width, comparable over widths; None for one share of all widths.
-        sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
+        sizes: how many positions the widths had in the beginning; the target's floor is a share of it.
     """
     if target.even:
         return _even(target, cost, widths, rounded, sizes)
@@ -304,7 +304,7 @@ def _even(
     """`numbers_kept` with the largest share of all widths that fits.
 
     If their sizes have a common divisor of some shares, it is one that is a whole number of positions everywhere: what
-    is a product of other widths, as a hidden width is of heads and their size, is that of the narrow ones then.
+    is a product of other widths, as a hidden width is of heads and their size, is then the product of the narrow ones.
     """
     every = [atom.size for atom in widths]
     parts = common if (common := math.gcd(*every)) >= _SHARES else max(every, default=1)
@@ -319,14 +319,14 @@ def _even(
 
 
 def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
-    """Return how many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
+    """Return how many positions a width's floor keeps; `sizes` as for `numbers_kept`."""
     return min(atom.size, max(1, math.ceil(round(target.floor * sizes.get(atom, atom.size), 9))))
 
 
 def _rank(
     floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
+    """Return ([n] width of each position, [n] its worth), best positions first.
 
     Positions of the floor are worth infinitely much. Without scores the j-th of a width's n positions is worth -j / n,
     which gives all widths the same share.
@@ -344,7 +344,7 @@ def _rank(
 
 
 def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
-    """Return scores that compete over all widths: divided by their mean, or as they are."""
+    """Return scores that compete over all widths: over their mean, or unchanged."""
     if not normalise:
         return scores
     if (scores < 0).any():
@@ -357,7 +357,7 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
 
 
 def describe_miss(target: Target, share: float) -> str:
-    """Return how far a target was missed with this share, as `Limits` gives it; "" if it was not."""
+    """Return how far a share missed its target, as `Limits` gives it; "" if it met it."""
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"

@@ -1,4 +1,4 @@
-"""Configurations follow a plan: of models that a class makes from one, such as those of HuggingFace's transformers."""
+"""Configurations follow a plan where a class makes the model, as in transformers."""
 
 from torch import nn
 
@@ -8,5 +8,5 @@ from surgery.transformers.width import width_edits as width_edits
 
 
 def follows(model: nn.Module) -> bool:
-    """Return whether a model's class makes it from a configuration that the model holds."""
+    """Return whether a model's class makes it from a configuration that it holds."""
     return holder_of(model) is not None

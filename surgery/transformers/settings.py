@@ -1,4 +1,4 @@
-"""Models that a class makes from a configuration object, such as those of HuggingFace's transformers.
+"""Models that a class makes from a configuration, such as HuggingFace's.
 
 No library is known here. Such a model holds, under the name of its constructor's first parameter (`config`), the object
 that it was made from, and its class makes the same tensors from a copy of that object.
@@ -26,7 +26,7 @@ Fields = tuple[str, ...]  # where a value lies in a configuration: names of attr
 
 
 def holder_of(model: nn.Module) -> str | None:
-    """Return the attribute that holds the configuration from which the model's class makes it; None if there is none.
+    """Return the attribute with the configuration that made the model, or None.
 
     >>> class Net(nn.Linear):
     ...     def __init__(self, sizes): super().__init__(sizes.inputs, 2); self.sizes = sizes
@@ -42,7 +42,7 @@ def holder_of(model: nn.Module) -> str | None:
 
 
 def make_from(kind: type[nn.Module], config: Any) -> nn.Module:
-    """Return a model that a class makes from a copy of a configuration, with its parameters on the meta device.
+    """Make a model from a copy of a configuration, parameters on the meta device.
 
     Buffers have their values. Whatever error the class raises is passed on.
     """
@@ -51,7 +51,7 @@ def make_from(kind: type[nn.Module], config: Any) -> nn.Module:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws no initial weights into tensors on the meta device, for each of which torch takes milliseconds."""
+    """A mode that leaves meta tensors without initial weights, which take time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,12 +63,15 @@ class _Undrawn(TorchFunctionMode):
 
 
 _DRAWING = {name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")}
-"""Names of functions and methods that draw values into a tensor; libraries wrap those of torch under these names."""
+"""Names of functions and methods that fill a tensor with random values.
+
+Libraries wrap torch's functions under these names.
+"""
 
 
 @contextmanager
 def _quiet(kind: type) -> Iterator[None]:
-    """Let a class's library log nothing but errors: a model that is made only to be looked at is nobody's news."""
+    """Let a class's library log only errors while a model is made to be looked at."""
     library = logging.getLogger(kind.__module__.partition(".")[0])
     level = library.level
     library.setLevel(max(level, logging.ERROR))
@@ -80,7 +83,7 @@ def _quiet(kind: type) -> Iterator[None]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters that this thread registers are put on the meta device, so that no initial weights are drawn."""
+    """Put this thread's new parameters on the meta device, without initial weights."""
     thread = threading.get_ident()
 
     def put(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -96,21 +99,21 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> str:
-    """Return the first difference between a model and the one that its class makes from its configuration; "" if none.
+def mismatch(model: nn.Module, twin: nn.Module, but: Collection[str] = ()) -> str:
+    """Return the first difference of a model and its class's model; "" without one.
 
     What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
 
     Args:
         but: the names of attributes whose numbers do not count.
     """
-    differences = (what for key, what in other_numbers(model, made) if key not in but)
-    return first_difference(shapes_of(model), shapes_of(made)) or next(differences, "")
+    differences = (text for key, text in other_numbers(model, twin) if key not in but)
+    return first_difference(shapes_of(model), shapes_of(twin)) or next(differences, "")
 
 
-def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]]:
-    """(name of the attribute, the difference in words) of the numbers in which the modules of two models differ."""
-    others = dict(made.named_modules())
+def other_numbers(model: nn.Module, twin: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield (attribute, difference in words) of numbers in which two models differ."""
+    others = dict(twin.named_modules())
     for name, module in model.named_modules():
         if "drop" in type(module).__name__.lower():
             continue
@@ -120,25 +123,25 @@ def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]
                 yield key, f"{join(name, key)} is {value} here and {other} in a model made from it"
 
 
-def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
-    """Name the first tensor whose shape differs between a model and the one made from a configuration."""
-    for name in (*mine, *made):
-        if mine.get(name) != made.get(name):
-            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
+def first_difference(own_shapes: Mapping[str, tuple[int, ...]], twin_shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Name the first tensor whose shape differs between a model and its class's."""
+    for name in (*own_shapes, *twin_shapes):
+        if own_shapes.get(name) != twin_shapes.get(name):
+            has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (own_shapes, twin_shapes))
             return f"{name} is {has} here and {gets} in a model made from it"
     return ""
 
 
-def describe_mismatch(model: nn.Module, what: str, hint: str) -> str:
-    """Return a text that says that a model's configuration does not describe it, why, and what to do."""
+def describe_mismatch(model: nn.Module, reason: str, hint: str) -> str:
+    """Say that a model's configuration does not describe it, why, and what to do."""
     return (
-        f"the configuration of this {type(model).__name__} does not describe it ({what}). Its class alone cannot load "
-        f"a checkpoint of it: save the plan and the state, and restore it with Plan.build; or {hint}"
+        f"the configuration of this {type(model).__name__} does not describe it ({reason}). Its class alone cannot "
+        f"load a checkpoint of it: save the plan and the state, and restore it with Plan.build; or {hint}"
     )
 
 
 def fields(config: Any, path: Fields = ()) -> Iterator[tuple[Fields, Any]]:
-    """(place, value) of everything in a configuration, in those nested in it and in its dicts.
+    """Yield (place, value) of everything in a configuration, also nested and in dicts.
 
     >>> from types import SimpleNamespace
     >>> list(fields(SimpleNamespace(width=4, vision=SimpleNamespace(width=8), rope={"base": 1e4})))
@@ -168,7 +171,7 @@ def set_field(config: Any, path: Fields, value: Any) -> None:
 
 
 def reread(config: Any) -> Any:
-    """Return the configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`.
+    """Return the configuration as after saving and reading, if it can do both.
 
     Otherwise itself.
 
@@ -180,15 +183,15 @@ def reread(config: Any) -> Any:
     return config
 
 
-def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] | None:
-    """Edits that give a model's modules, and the objects that they hold, the plain attributes of another one.
+def attribute_edits(model: nn.Module, twin: nn.Module) -> list[dict[str, Any]] | None:
+    """Return edits that give modules, and objects in them, another model's attributes.
 
     None if they differ in something that an edit cannot carry.
     """
-    others, seen, edits = dict(made.named_modules()), set(), []
+    others, seen, edits = dict(twin.named_modules()), set(), []
 
-    def compare(module: str, path: str, mine: Any, other: Any) -> bool:
-        for name, value in list(vars(mine).items()):
+    def compare(module: str, path: str, owner: Any, other: Any) -> bool:
+        for name, value in list(vars(owner).items()):
             if name not in vars(other) or name in _OWN:
                 continue
             new = vars(other)[name]
@@ -211,7 +214,7 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
 
 
 def _kind(module: nn.Module) -> tuple[str, str]:
-    """Return the name of a module's class: parametrizations (weight norm) make a class of their own for each module."""
+    """Return a module's class name; parametrizations make a class for each module."""
     return type(module).__module__, type(module).__qualname__
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a narrow model: the values from which its class makes exactly this model.
+"""The configuration of a narrow model: values from which its class makes it.
 
 The class is the judge. Candidates are numbers of the configuration that are sizes of axes that shrink; they hold if the
 model made from them has the narrow model's tensors, runs every operation as predicted, and computes the same buffers.
@@ -40,7 +40,7 @@ _STARTS = 3  # other guesses from which they are looked for
 
 
 class _Score(NamedTuple):
-    """The distance of a model made from a configuration to the narrow one; zeros are equality.
+    """The distance of a model made from a configuration to the narrow one; 0 is equal.
 
     What is not known before the rest is right is infinite.
 
@@ -75,7 +75,7 @@ class _Made(NamedTuple):
 
 
 def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
-    """Return edits after which a narrow model's configuration says its widths, or none and why it cannot say them.
+    """Return edits that put a narrow model's widths in its configuration, or a reason.
 
     Of a configuration that did not describe the full model either, that is logged.
 
@@ -90,18 +90,18 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # as transformers' classes name them
     if cut := sorted(name for name in unsaved if plan.small_shapes.get(name) != plan.shapes.get(name)):
         module = cut[0].rpartition(".")[0]
-        what = f"its class does not save {cut[0]}, and computes another one for another width"
-        return [], describe_mismatch(model, what, f"leave that width as it is with keep={[module]}")
+        reason = f"its class does not save {cut[0]}, and computes another one for another width"
+        return [], describe_mismatch(model, reason, f"leave that width as it is with keep={[module]}")
     config = getattr(model, str(holder_of(model)))
     try:
         full = make_from(type(model), config)
-        what = mismatch(model, full)
-        search = None if what else _Search(config, full, model, plan, sizes, difference)
+        reason = mismatch(model, full)
+        search = None if reason else _Search(config, full, model, plan, sizes, difference)
     except Exception as error:  # it was not made so: whatever its constructor raises
-        search, what = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
+        search, reason = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if search is None:
         _log.warning(
-            describe_mismatch(model, f"nor the full model: {what}", "narrow a model that is as its class made it")
+            describe_mismatch(model, f"nor the full model: {reason}", "narrow a model that is as its class made it")
         )
         return [], ""
     best = search.best()
@@ -134,67 +134,68 @@ class _Search:
         self.sizes = sizes
 
     def best(self) -> _Made:
-        """Return the best values found from all counts that change somewhere, or else from those that nowhere stay."""
+        """Return the best values from counts that change somewhere, or change everywhere."""
         counts = self.sizes.counts
         sure = {size: news for size, news in counts.items() if size not in news}
-        found = self.find(counts)
-        if any(found.score) and sure != counts:
+        attempt = self.find(counts)
+        if any(attempt.score) and sure != counts:
             self.tries = _MOST_MADE
-            found = min(found, self.find(sure), key=lambda made: made.score)
-        return found
+            attempt = min(attempt, self.find(sure), key=lambda candidate: candidate.score)
+        return attempt
 
     def find(self, counts: Sizes) -> _Made:
-        """Return the best values that were found when numbers of heads and groups become these in the beginning."""
-        here = self.judge(self.config, self.full)
+        """Return the best values where numbers of heads and groups start as these."""
+        start = self.judge(self.config, self.full)
         guess = dict(guess_values(self.config, self.sizes.widths, counts))
-        made = self.make(guess)
-        if made is not None and not made.score.shapes:
-            return self.improve(guess, made, here)
+        attempt = self.make(guess)
+        if attempt is not None and not attempt.score.shapes:
+            return self.improve(guess, attempt, start)
         likely = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
-        best = self.improve(likely, self.make(likely), here)
+        best = self.improve(likely, self.make(likely), start)
         # One number may be as large as a width by chance, and the class may make up for it with others: all but one.
         fewer = [{key: new for key, new in likely.items() if key != path} for path in likely]
         tried = [
-            (made.score, i, made) for i, one in enumerate(fewer if any(best.score) else ()) if (made := self.make(one))
+            (attempt.score, i, attempt)
+            for i, values in enumerate(fewer if any(best.score) else ())
+            if (attempt := self.make(values))
         ]
-        for _, i, made in sorted(tried)[:_STARTS]:
+        for _, i, attempt in sorted(tried)[:_STARTS]:
             self.tries = _MOST_MADE
-            best = min(best, self.improve(fewer[i], made, here), key=lambda found: found.score)
+            best = min(best, self.improve(fewer[i], attempt, start), key=lambda candidate: candidate.score)
             if not any(best.score):
                 break
         return best
 
-    def improve(self, guess: dict[Fields, Any], made: _Made | None, here: _Made) -> _Made:
-        """Return the best values that are found from a guess by changing one after the other.
+    def improve(self, guess: dict[Fields, Any], attempt: _Made | None, best: _Made) -> _Made:
+        """Return the best values found from a guess by changing one after the other.
 
         Args:
-            guess, made: the guess, and what the class makes of it.
-            here: what it makes of the full model's configuration; it counts if the guess is no better.
+            guess, attempt: the guess, and what the class makes of it.
+            best: what it makes of the full model's configuration; it counts if the guess is no better.
         """
         values: dict[Fields, Any] = {}
-        if made is not None and made.score < here.score:
-            here, values = made, guess
-        while any(here.score) and self.tries > 0:
+        if attempt is not None and attempt.score < best.score:
+            best, values = attempt, guess
+        while any(best.score) and self.tries > 0:
             tries = []
-            for path, new in alternatives(here.config, self.config, self.sizes.numbers, here.pairs, here.shares):
-                if (made := self.make({**values, path: new})) is not None:
-                    tries.append((made.score, len(tries), made, {**values, path: new}))
-                    if not any(made.score):
+            for path, new in alternatives(best.config, self.config, self.sizes.numbers, best.pairs, best.shares):
+                if (attempt := self.make({**values, path: new})) is not None:
+                    tries.append((attempt.score, len(tries), attempt, {**values, path: new}))
+                    if not any(attempt.score):
                         break
-            if not tries or min(tries)[0] >= here.score:
-                return here
-            _, _, here, values = min(tries)
+            if not tries or min(tries)[0] >= best.score:
+                return best
+            _, _, best, values = min(tries)
         for path in guess:  # what was guessed from a name, and changes nothing, stays as it was
             fewer = {key: value for key, value in values.items() if key != path}
-            if path in values and (made := self.make(fewer)) is not None and not any(made.score):
-                here, values = made, fewer
-        return here
+            if path in values and (attempt := self.make(fewer)) is not None and not any(attempt.score):
+                best, values = attempt, fewer
+        return best
 
     def contradicts(self, path: Fields, new: Any) -> bool:
-        """Return whether one value alone changes a tensor's axis that stays whole: it only happens to be as large as
-        others.
+        """Return whether one value alone changes an axis of a tensor that should stay.
 
-        A value that the class refuses alone contradicts nothing.
+        It only happens to be as large as others. A value that the class refuses alone contradicts nothing.
         """
         config = copy.deepcopy(self.config)
         try:
@@ -210,7 +211,7 @@ class _Search:
         )
 
     def make(self, values: Mapping[Fields, Any]) -> _Made | None:
-        """Return what the class makes of the configuration with other values; None if it refuses them."""
+        """Return the class's model for other values; None if it refuses them."""
         self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
@@ -220,31 +221,31 @@ class _Search:
             for path, value in self.plain:  # what its class computes from other values
                 if path in after and after[path] != value:
                     set_field(config, path, after[path])
-            made = make_from(type(self.model), config)
+            twin = make_from(type(self.model), config)
         except Exception as error:  # whatever its class raises for values that do not go together
             self.refused = self.refused or f"{type(error).__name__}: {first_line(error)}"
             return None
-        return self.judge(config, made)
+        return self.judge(config, twin)
 
-    def judge(self, config: Any, made: nn.Module) -> _Made:
+    def judge(self, config: Any, twin: nn.Module) -> _Made:
         """Return how a model made from a configuration differs from the narrow one."""
-        mine, other = self.plan.small_shapes, shapes_of(made)
+        wanted, other = self.plan.small_shapes, shapes_of(twin)
         pairs = [
             pair
-            for name in mine
-            if name in other and len(mine[name]) == len(other[name])
-            for pair in zip(other[name], mine[name])
+            for name in wanted
+            if name in other and len(wanted[name]) == len(other[name])
+            for pair in zip(other[name], wanted[name])
         ]
         wrong = [(got, want) for got, want in pairs if got != want]
-        if why := first_difference(mine, other):
-            missing = sum(name not in other or len(mine[name]) != len(other[name]) for name in mine)
-            score = _Score(len(wrong) + missing + len(other.keys() - mine.keys()))
+        if why := first_difference(wanted, other):
+            missing = sum(name not in other or len(wanted[name]) != len(other[name]) for name in wanted)
+            score = _Score(len(wrong) + missing + len(other.keys() - wanted.keys()))
             return _Made(score, config, why, pairs=set(wrong))
-        ours, theirs, edits = _outside(self.small), _outside(made), attribute_edits(self.small, made)
+        ours, theirs, edits = _outside(self.small), _outside(twin), attribute_edits(self.small, twin)
         computed = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
         if edits is None:
             return _Made(_Score(0), config, "its class makes other modules from it")
-        different = [key for key, (mine, other) in computed.items() if not _is_corner(mine, other)]
+        different = [key for key, (wanted, other) in computed.items() if not _is_corner(wanted, other)]
         if different:
             whole = dict(named_tensors(self.full))
             shares = {
@@ -256,9 +257,9 @@ class _Search:
             }
             why = f"its class computes another {join(*different[0])}"
             return _Made(_Score(0, len(different)), config, why, shares=shares)
-        for (module, name), (own, made_so) in computed.items():
-            if own.shape != made_so.shape:  # no operation uses it, so that it stayed whole
-                index = [None if old == new else [[0, new]] for old, new in zip(own.shape, made_so.shape)]
+        for (module, name), (tensor, twin_tensor) in computed.items():
+            if tensor.shape != twin_tensor.shape:  # no operation uses it, so that it stayed whole
+                index = [None if old == new else [[0, new]] for old, new in zip(tensor.shape, twin_tensor.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
         adopted = self.plan.with_edits((*self.plan.edits, *edits))
         steps, why = self.difference(adopted.build(self.model)) or (0, "")
@@ -271,13 +272,13 @@ def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
     return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
 
 
-def _is_corner(mine: Tensor | None, other: Tensor | None) -> bool:
+def _is_corner(full: Tensor | None, other: Tensor | None) -> bool:
     """Return whether the other tensor is the leading corner of mine, up to rounding."""
-    if mine is None or other is None or mine.ndim != other.ndim or mine.dtype != other.dtype:
+    if full is None or other is None or full.ndim != other.ndim or full.dtype != other.dtype:
         return False
-    if any(a < b for a, b in zip(mine.shape, other.shape)):
+    if any(a < b for a, b in zip(full.shape, other.shape)):
         return False
-    corner = mine[tuple(slice(size) for size in other.shape)]
+    corner = full[tuple(slice(size) for size in other.shape)]
     return corner.is_meta or other.is_meta or torch.allclose(corner, other, rtol=1e-5, atol=1e-8, equal_nan=True)
 
 
@@ -286,7 +287,7 @@ _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
 def guess_values(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
-    """Yield numbers whose names say that they are widths or count heads, and that become one other number.
+    """Yield numbers, by name widths or counts of heads, that become one other number.
 
     >>> from types import SimpleNamespace
     >>> list(guess_values(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))
@@ -306,7 +307,7 @@ def alternatives(
 
     Args:
         config: the configuration to change.
-        original: that of the full model; its values are among the alternatives.
+        original: the full model's configuration; its values are among the alternatives.
         sizes: what sizes become.
         pairs: (size, size that is wanted) of axes of the model made from the configuration.
         shares: how much shorter tables of computed numbers are to be, such as the frequencies of rotary embeddings,
@@ -320,10 +321,10 @@ def alternatives(
     for path, value in fields(config):
         old = old_values.get(path, value)
         if _is_number(value, int) and value > 0:
-            found = {*sizes.get(value, ()), old}
+            values = {*sizes.get(value, ()), old}
             if _is_number(old, int):
-                found |= sizes.get(old, set())
-            yield from ((path, new) for new in sorted(found - {value, None}))
+                values |= sizes.get(old, set())
+            yield from ((path, new) for new in sorted(values - {value, None}))
         if isinstance(value, list | tuple) and value and all(_is_number(item, int) for item in value):
             yield from ((path, new) for new in _renew_lists(value, sizes))
         if value is None and _WIDTH.search(path[-1]):
@@ -346,6 +347,6 @@ def _renew_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
 
 
 def _times(value: float, want: int, got: int) -> float | None:
-    """Return a factor changed by a share; a whole one stays whole."""
+    """Return a factor changed by a share; an integer remains an integer."""
     new = value * want / got
     return new if isinstance(value, float) else int(new) if new == int(new) > 0 else None

@@ -1,4 +1,4 @@
-"""The vocabulary: keep some of a model's tokens, or add others; configuration and tokenizer follow."""
+"""The vocabulary: keep or add tokens; configuration and tokenizer follow."""
 
 from surgery.vocabulary.resize import Resized as Resized
 from surgery.vocabulary.resize import grow as grow

@@ -1,4 +1,4 @@
-"""Other vocabularies: some of the tokens are kept, or new ones are added; each is a plan."""
+"""Other vocabularies: keep some tokens, or add new ones; each is a plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -33,17 +33,17 @@ class Resized(NamedTuple):
 def keep(
     model: nn.Module, tokens: Iterable[int], *, tokenizer: Any = None, modules: Sequence[str] | None = None
 ) -> Resized:
-    """Keep some of a model's tokens: their rows of the embedding, the head and its bias.
+    """Keep some of a model's tokens: their rows of the embedding, head and bias.
 
-    The tokens keep their order: the smallest number that is kept becomes 0. The logits of the tokens that are kept are
-    those of the full model. Numbers of special tokens (`pad_token_id`, `padding_idx`) in modules and configurations
+    The tokens keep their order: the smallest number that is kept becomes 0. The logits of the tokens that are kept
+    equal the full model's. Numbers of special tokens (`pad_token_id`, `padding_idx`) in modules and configurations
     become the new ones, and sizes (`vocab_size`) follow, so that `from_pretrained` reads what `save_pretrained` writes.
 
     Args:
         model: any module with an embedding of tokens; it is not changed. A head may be tied to it.
-        tokens: the numbers of the tokens to keep. `surgery.vocabulary.needed` gives those of texts.
-        tokenizer: of transformers (a fast one) or of tokenizers; it is not changed. A text of which the full
-            tokenizer makes kept tokens is cut into the same ones.
+        tokens: the numbers of the tokens to keep. `surgery.vocabulary.needed` gives the tokens of texts.
+        tokenizer: of transformers (a fast one) or of tokenizers; it is not changed. A text that the full
+            tokenizer cuts into kept tokens is cut into the same ones.
         modules: names or patterns of the modules with one row for each token, if they are not found.
 
     Raises:
@@ -60,11 +60,11 @@ def keep(
     True
     """
     tables = tables_of(model, modules)
-    kept = _numbers(tokens, tables.size)
-    small = None if tokenizer is None else reduced(tokenizer, kept)
-    first = _renumber(model, tables, kept)
+    numbers = _numbers(tokens, tables.size)
+    small = None if tokenizer is None else reduced(tokenizer, numbers)
+    first = _renumber(model, tables, numbers)
     ghost = first.build_unchecked(ghost_of(model)) if first.edits else model
-    plan = first.compose(_plan(ghost, tables, kept))
+    plan = first.compose(_plan(ghost, tables, numbers))
     return Resized(plan.build_unchecked(model), plan, small)
 
 
@@ -120,10 +120,10 @@ def grow(
             raise SurgeryError(f"rows are 'mean', 'zeros' or lists of tokens, got {rows!r}", code="argument")
         like = [[tables.size - 1]] * added
     else:
-        like = [_numbers(one, tables.size) for one in rows]
+        like = [_numbers(row_numbers, tables.size) for row_numbers in rows]
         if len(like) != added:
             raise SurgeryError(f"rows has {len(like)} lists of tokens for {added} new ones", code="argument")
-    plan = _plan(model, tables, [*range(tables.size), *(one[0] for one in like)])
+    plan = _plan(model, tables, [*range(tables.size), *(row_numbers[0] for row_numbers in like)])
     grown = plan.build_unchecked(model)
     values = state(grown)  # of tensors of its own
     for name, (_, axis) in tensors_along(model, tables.axes).items():
@@ -139,8 +139,8 @@ def _fill(table: Tensor, old: int, rows: str | list[list[int]]) -> None:
     elif rows == "mean":
         table[old:] = table[:old].double().mean(0).to(table)
     else:
-        for place, own in enumerate(rows, old):
-            table[place] = table[list(own)].double().mean(0).to(table)
+        for place, sources in enumerate(rows, old):
+            table[place] = table[list(sources)].double().mean(0).to(table)
 
 
 def _numbers(tokens: Any, size: int) -> list[int]:
@@ -155,12 +155,12 @@ def _numbers(tokens: Any, size: int) -> list[int]:
     return sorted(set(whole))
 
 
-def _renumber(model: nn.Module, tables: Tables, kept: Sequence[int]) -> Plan:
-    """Return the plan of the same model that knows special tokens by their new numbers."""
+def _renumber(model: nn.Module, tables: Tables, numbers: Sequence[int]) -> Plan:
+    """Return the plan of the same model with new numbers of special tokens."""
     values = state(model)
     entries = {name: (Source(name, (None,) * tensor.ndim),) for name, tensor in values.items()}
     dtypes = {name: tensor.dtype for name, tensor in values.items()}
-    return Plan(entries, shapes_of(values), tuple(number_edits(model, tables, kept)), structure(model), dtypes)
+    return Plan(entries, shapes_of(values), tuple(number_edits(model, tables, numbers)), structure(model), dtypes)
 
 
 def _plan(model: nn.Module, tables: Tables, positions: Sequence[int]) -> Plan:

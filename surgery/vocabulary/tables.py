@@ -1,4 +1,4 @@
-"""Find the tables of a model with a row for each token, and the numbers by which it knows tokens."""
+"""Find a model's tables with a row for each token, and numbers of special tokens."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
-    """Find the embeddings of tokens, the heads that give one number for each token, and their biases."""
+    """Find the embeddings of tokens, the heads over tokens, and their biases."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"a vocabulary is that of a module, got a {type(model).__name__}", code="argument")
     if isinstance(modules, str):
@@ -76,7 +76,7 @@ def _list_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _by_library(model: nn.Module, method: str) -> nn.Module | None:
-    """Return what a model's own method says its embedding or head is, as models of transformers do."""
+    """Return a model's own embedding or head, by its method, as in transformers."""
     for module in model.modules():
         say = getattr(module, method, None)
         if callable(say):
@@ -89,9 +89,9 @@ def _by_library(model: nn.Module, method: str) -> nn.Module | None:
 
 def _embedding(model: nn.Module, named: Mapping[str, nn.Module]) -> str:
     """Return the name of the embedding of tokens."""
-    said = _by_library(model, "get_input_embeddings")
-    if said is not None and said._parameters.get("weight") is not None and said.weight.ndim == 2:
-        return next(name for name, module in named.items() if module is said)
+    answer = _by_library(model, "get_input_embeddings")
+    if answer is not None and answer._parameters.get("weight") is not None and answer.weight.ndim == 2:
+        return next(name for name, module in named.items() if module is answer)
     every = {
         n: m for n, m in named.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and "weight" in m._parameters
     }
@@ -111,32 +111,32 @@ def _others(named: Mapping[str, nn.Module], first: str, size: int) -> Iterator[s
     """Yield other embeddings of the same tokens, such as a decoder's."""
     last = first.rpartition(".")[2]
     for name, module in named.items():
-        own = name.rpartition(".")[2]
+        label = name.rpartition(".")[2]
         table = module._parameters.get("weight") if isinstance(module, nn.Embedding) and name != first else None
-        if table is not None and len(table) == size and (own == last or _TOKENS.search(own)):
+        if table is not None and len(table) == size and (label == last or _TOKENS.search(label)):
             yield name
 
 
 def _heads(model: nn.Module, named: Mapping[str, nn.Module], first: str, size: int) -> list[str]:
     """Return the names of the layers that give one number for each token."""
-    said = _by_library(model, "get_output_embeddings")
+    answer = _by_library(model, "get_output_embeddings")
     table = named[first].weight
     for name, module in named.items():
         if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
             raise SurgeryError(f"{name!r} divides tokens by their frequency: that is not supported", code="unsupported")
-    found = [
+    names = [
         name
         for name, module in named.items()
         if isinstance(module, nn.Linear)
         and module.out_features == size
         and any(t.shape[0] == size for t in _list_tensors(module))
     ]
-    if said is not None or hasattr(model, "get_output_embeddings"):
-        return [name for name in named if named[name] is said]
-    tied = [name for name in found if named[name]._parameters.get("weight") is table]
+    if answer is not None or hasattr(model, "get_output_embeddings"):
+        return [name for name in named if named[name] is answer]
+    tied = [name for name in names if named[name]._parameters.get("weight") is table]
     last = [name for name, module in named.items() if isinstance(module, nn.Linear)][-1:]
-    called = [name for name in found if _HEADS.search(name.rpartition(".")[2])]
-    heads = tied or [name for name in last if name in found] or called
+    called = [name for name in names if _HEADS.search(name.rpartition(".")[2])]
+    heads = tied or [name for name in last if name in names] or called
     if len(heads) > 1 and not tied:
         raise SurgeryError(f"{heads} have {size} outputs: give one, modules={[first, heads[-1]]}", code="ambiguous")
     return heads
@@ -150,18 +150,18 @@ def size_edits(model: nn.Module, tables: Tables, new: int) -> list[Edit]:
     return [e for e in edits if e["module"] in holders or e["attribute"] not in ("out_features", "num_classes")]
 
 
-def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[Edit]:
-    """Return edits that give tokens their new numbers, in modules and in the configurations that they hold.
+def number_edits(model: nn.Module, tables: Tables, numbers: Sequence[int]) -> list[Edit]:
+    """Return edits that give tokens new numbers in modules and their configurations.
 
     SurgeryError for a special token that is not kept.
     """
-    new = {old: place for place, old in enumerate(kept)}
+    new = {old: place for place, old in enumerate(numbers)}
     edits: list[Edit] = []
     seen: set[int] = set()
 
     def moved(where: str, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [moved(where, one) for one in value]
+            return [moved(where, item) for item in value]
         if type(value) is not int or not 0 <= value < tables.size:
             return value
         if value not in new:
@@ -178,7 +178,7 @@ def number_edits(model: nn.Module, tables: Tables, kept: Sequence[int]) -> list[
                 look(module, where, value)
             elif _SUPPRESSED.search(key) and isinstance(value, list | tuple):
                 edits.append({"do": "set", "module": module, "attribute": where,
-                              "value": [new[one] for one in value if one in new]})  # fmt: skip
+                              "value": [new[item] for item in value if item in new]})  # fmt: skip
             elif _NUMBERS.search(key) and (after := moved(join(module, where), value)) != _as_list(value):
                 if isinstance(held, nn.Embedding) and (module, "weight") not in tables.axes:
                     raise SurgeryError(

@@ -1,4 +1,4 @@
-"""Tokenizers with fewer or more tokens: their own file format, read and written by the library `tokenizers`."""
+"""Tokenizers with fewer or more tokens, in the file format of `tokenizers`."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ _MODELS = ("WordLevel", "WordPiece", "Unigram", "BPE")
 def needed(
     tokenizer: Any, texts: Iterable[str] = (), *, tokens: Iterable[int] = (), characters: bool = True
 ) -> list[int]:
-    """Return the numbers of the tokens that a tokenizer needs for texts, ascending, for `surgery.vocabulary.keep`.
+    """Return the numbers of tokens that a tokenizer needs for texts, ascending.
 
     These are the tokens of the texts, all special ones, and for BPE the tokens from which these are merged.
 
@@ -39,40 +39,40 @@ def needed(
     if isinstance(texts, str):
         raise SurgeryError("texts is a list of texts, got one text", code="argument")
     backend, data = _read(tokenizer)
-    found = {int(one) for one in tokens}
+    numbers = {int(token) for token in tokens}
     for text in texts:
         with explain("the tokenizer does not read a text"):
-            found.update(backend.encode(text).ids)
-    found |= {one["id"] for one in data["added_tokens"] if one["special"]}
+            numbers.update(backend.encode(text).ids)
+    numbers |= {token["id"] for token in data["added_tokens"] if token["special"]}
     vocab = _vocabulary(data["model"])
     model = data["model"]
-    found |= {vocab[model["unk_token"]]} if model.get("unk_token") in vocab else set()
-    found |= {model["unk_id"]} if isinstance(model.get("unk_id"), int) else set()
-    found |= {number for holder, key in _special(data["post_processor"]) for number in _as_list(holder[key])}
+    numbers |= {vocab[model["unk_token"]]} if model.get("unk_token") in vocab else set()
+    numbers |= {model["unk_id"]} if isinstance(model.get("unk_id"), int) else set()
+    numbers |= {number for holder, key in _special(data["post_processor"]) for number in _as_list(holder[key])}
     if characters:
         marks = (model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or "")
-        found |= {
+        numbers |= {
             number
             for token, number in vocab.items()
             if len(_bare(token, *marks)) == 1 or _BYTE.fullmatch(token) or token == "▁"
         }
     if model["type"] == "BPE":
-        found |= _parts(model, vocab, found)
-    return sorted(found)
+        numbers |= _parts(model, vocab, numbers)
+    return sorted(numbers)
 
 
-def reduced(tokenizer: Any, kept: Sequence[int]) -> Any:
-    """Return a tokenizer of some of the tokens, by their new numbers; SurgeryError for what it cannot be without."""
+def reduced(tokenizer: Any, numbers: Sequence[int]) -> Any:
+    """Return a tokenizer of some tokens, renumbered; SurgeryError for missing ones."""
     _, data = _read(tokenizer)
-    new = {old: place for place, old in enumerate(kept)}
+    new = {old: place for place, old in enumerate(numbers)}
     model = data["model"]
     vocab = _vocabulary(model)
     texts = {number: token for token, number in vocab.items()}
 
-    def moved(number: int, what: str) -> int:
+    def moved(number: int, role: str) -> int:
         if number not in new:
             raise SurgeryError(
-                f"token {number} ({texts.get(number, what)!r}) is {what} of the tokenizer and not among those to keep: "
+                f"token {number} ({texts.get(number, role)!r}) is {role} of the tokenizer and not among those to keep: "
                 "surgery.vocabulary.needed(tokenizer, tokens=...) adds what is needed",
                 code="argument",
             )
@@ -82,17 +82,17 @@ def reduced(tokenizer: Any, kept: Sequence[int]) -> Any:
         moved(vocab[model["unk_token"]], "the unknown token")
     if model["type"] == "Unigram":
         model["unk_id"] = None if model["unk_id"] is None else moved(model["unk_id"], "the unknown token")
-        model["vocab"] = [model["vocab"][old] for old in kept if old < len(model["vocab"])]
+        model["vocab"] = [model["vocab"][old] for old in numbers if old < len(model["vocab"])]
     else:
         left = sorted((new[number], token) for token, number in vocab.items() if number in new)
         model["vocab"] = {token: number for number, token in left}
     if model["type"] == "BPE":
-        for number in sorted(_parts(model | {"vocab": vocab}, vocab, kept)):
+        for number in sorted(_parts(model | {"vocab": vocab}, vocab, numbers)):
             moved(number, "a part that kept tokens are merged from")
         pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
         model["merges"] = [[a, b] for a, b in pairs if {a, b, a + b} <= model["vocab"].keys()]
-    added = [one for one in data["added_tokens"] if one["id"] in new]
-    data["added_tokens"] = [one | {"id": new[one["id"]]} for one in added]
+    added = [token for token in data["added_tokens"] if token["id"] in new]
+    data["added_tokens"] = [token | {"id": new[token["id"]]} for token in added]
     for holder, key in _special(data["post_processor"]):
         places = [moved(number, "a token that is put around texts") for number in _as_list(holder[key])]
         holder[key] = places if isinstance(holder[key], list) else places[0]
@@ -134,11 +134,11 @@ def _write(tokenizer: Any, data: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer
 
     with explain("the tokenizer of fewer tokens cannot be made"):
-        made = Tokenizer.from_str(json.dumps(data))
+        backend = Tokenizer.from_str(json.dumps(data))
     if not hasattr(tokenizer, "backend_tokenizer"):
-        return made
+        return backend
     twin = copy.deepcopy(tokenizer)
-    twin._tokenizer = made
+    twin._tokenizer = backend
     return twin
 
 
@@ -153,13 +153,13 @@ def _bare(token: str, prefix: str, suffix: str) -> str:
 
 
 def _special(part: Any) -> list[tuple[Any, str | int]]:
-    """Return (what holds them, the key) of the numbers of tokens that a post-processor puts around texts."""
+    """Return (holder, key) of the numbers of tokens that a post-processor adds."""
     if not isinstance(part, Mapping):
         return []
-    found = [one for inner in part.get("processors", ()) for one in _special(inner)]
-    found += [(part[key], 1) for key in ("sep", "cls") if isinstance(part.get(key), list)]
+    places = [place for inner in part.get("processors", ()) for place in _special(inner)]
+    places += [(part[key], 1) for key in ("sep", "cls") if isinstance(part.get(key), list)]
     special = part.get("special_tokens")
-    return found + [(one, "ids") for one in (special.values() if isinstance(special, Mapping) else ())]
+    return places + [(holder, "ids") for holder in (special.values() if isinstance(special, Mapping) else ())]
 
 
 def _as_list(numbers: Any) -> list[int]:
@@ -176,17 +176,17 @@ def _parts(model: Mapping[str, Any], vocab: Mapping[str, int], tokens: Iterable[
     ranks = {(a, b): rank for rank, (a, b) in enumerate(pairs)}
     texts = {number: token for token, number in vocab.items()}
     suffix = model.get("end_of_word_suffix") or ""
-    found: set[str] = set()
+    needed_parts: set[str] = set()
     for token in filter(None, map(texts.get, tokens)):
         bare = token.removesuffix(suffix) if suffix and token != suffix else token
         parts = [*bare[:-1], bare[-1] + token[len(bare) :]]
-        own = set(parts)
+        token_parts = set(parts)
         while len(parts) > 1:
             rank, place = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(pairwise(parts)))
             if rank == len(ranks):
                 break
             parts[place : place + 2] = ["".join(parts[place : place + 2])]
-            own.add(parts[place])
+            token_parts.add(parts[place])
         if parts == [token]:
-            found |= own
-    return {vocab[part] for part in found if part in vocab}
+            needed_parts |= token_parts
+    return {vocab[part] for part in needed_parts if part in vocab}
