@@ -123,7 +123,7 @@ def run(arguments: Arguments) -> int:
         out = out or Path("comparison.png")
         text = compare(arguments.folders, out, arguments.against, arguments.target, fit_terminal, new=True)
     print(text)
-    print("\n" + "\n".join(f"{what}: {file}" for what, file in (("figure", out), ("page", html)) if file))
+    print("\n" + "\n".join(f"{label}: {file}" for label, file in (("figure", out), ("page", html)) if file))
     return 0
 
 

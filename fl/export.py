@@ -40,9 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ended.code
 
 
-def run(asked: Export) -> int:
+def run(arguments: Export) -> int:
     """Write the file and say so."""
-    path = export_model(asked.run, asked.file, format=asked.format, client=asked.client, best=asked.best)
+    path = export_model(
+        arguments.run, arguments.file, format=arguments.format, client=arguments.client, best=arguments.best
+    )
     print(f"model: {path}")
     return 0
 

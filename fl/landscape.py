@@ -68,39 +68,40 @@ def run(arguments: Arguments) -> int:
     axis = grid(arguments.points, arguments.radius)
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
-    for one in runs:
-        one.config.check_registered(one.folder)
+    for run in runs:
+        run.config.check_registered(run.folder)
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
         raise FLError(f"{grid_file} exists already: choose another --out", code="file")
-    asked = [
+    tasks = [
         (run.config.data.dataset, run.config.data.text, run.config.model.name == "transformer_masked") for run in runs
     ]
-    for run, what in zip(runs, asked):
-        if what != asked[0]:
+    for run, other in zip(runs, tasks):
+        if other != tasks[0]:
             raise FLError(
-                f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
-                "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task",
+                f"{runs[0].folder} and {run.folder} have other data or another task ({tasks[0][0]} and {other[0]}, "
+                "text cut differently, or masked), so their losses cannot be compared: give runs of one data set and "
+                "task",
                 code="mismatch",
             )
     wanted, root = {run.config.data.origin(): run.config for run in runs}, arguments.data_root
     loaded = {
-        origin: one.data.load(root or one.execution.data_root, arguments.download).to(device)
-        for origin, one in wanted.items()
+        origin: config.data.load(root or config.execution.data_root, arguments.download).to(device)
+        for origin, config in wanted.items()
     }
     how = axis, arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
-    found = [landscape(run, title, loaded[run.config.data.origin()], *how) for run, title in zip(runs, titles(runs))]
-    what = f"{found[0].samples:,} {arguments.part} samples"
+    results = [landscape(run, title, loaded[run.config.data.origin()], *how) for run, title in zip(runs, titles(runs))]
+    count = f"{results[0].samples:,} {arguments.part} samples"
     task, asked_loss = loaded[runs[0].config.data.origin()].task, runs[0].config.local.loss
     plain = task == "classification" and asked_loss in ("default", "cross_entropy")
     name = "cross entropy" if plain else "loss"
-    print(f"{name} of {what}, and its rise at distances up to {arguments.radius:g} from the model\n\n{table(found)}")
+    print(f"{name} of {count}, and its rise at distances up to {arguments.radius:g} from the model\n\n{table(results)}")
     chance = math.log(loaded[runs[0].config.data.origin()].classes)
-    for one in found:
-        if plain and not one.centre < 0.99 * chance:
-            print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
-    draw_landscapes(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
-    write_grid(found, grid_file)
+    for result in results:
+        if plain and not result.centre < 0.99 * chance:
+            print(f"\n{result.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
+    draw_landscapes(results, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
+    write_grid(results, grid_file)
     print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")
     return 0
 

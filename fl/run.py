@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
 
 def _run_several(experiment: Experiment, folder: Path, resume: bool, dataset: Dataset) -> bool:
     """Do the runs of an experiment and compare them. Returns whether one failed."""
-    inside = {folder / run_name(one): one for one in experiment.runs()}
+    inside = {folder / run_name(config): config for config in experiment.runs()}
     ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
     if not current().rank:
         write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")

@@ -38,19 +38,21 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Draw and print."""
-    found = find(arguments.folders)
+    structures = find(arguments.folders)
     out = arguments.out or (None if arguments.json else Path("structure.png"))
     if out is not None:
         from fl.figures.clients import structure_maps
         from fl.figures.style import check_new, save
 
         check_new(out)
-        save(structure_maps(list(found.values())), out)
+        save(structure_maps(list(structures.values())), out)
     if arguments.json:
-        rows = {str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in found.items()}
+        rows = {
+            str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in structures.items()
+        }
         print(json.dumps(rows))
     else:
-        print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in found.items()))
+        print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in structures.items()))
         print(f"\nfigure: {out}")
     return 0
 

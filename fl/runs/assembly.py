@@ -75,7 +75,9 @@ def build(
 
     base = model_spec(config, dataset, model)
     extensions = [EXTENSIONS[name] for name in config.extensions]
-    take_largest = frozenset[int]().union(*(one.largest(config, rng) for one in extensions if one.largest))
+    take_largest = frozenset[int]().union(
+        *(extension.largest(config, rng) for extension in extensions if extension.largest)
+    )
     spec, specs = _specs(config, base, dataset, splits, rng, take_largest, transport)
     if start is None and config.model.init:
         start = find(config.model.init, spec)
@@ -85,9 +87,9 @@ def build(
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not model_change(config.extensions)
     by_path = model is None and custom_model.is_custom(config.model.name)
     source = custom_model.by_name(config.model.name) if by_path else model
-    own, owned = custom_model.for_clients(source, len(splits))
-    if own:
-        fleet = _make_fleet(config, dataset, net, spec, own, owned, rng)
+    client_models, owned = custom_model.for_clients(source, len(splits))
+    if client_models:
+        fleet = _make_fleet(config, dataset, net, spec, client_models, owned, rng)
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -107,8 +109,8 @@ def build(
         truth=truth,
         transport=transport,
     )
-    for name, one in zip(config.extensions, extensions):
-        fed = one.federation(fed, config, rng) if one.federation else fed
+    for name, extension in zip(config.extensions, extensions):
+        fed = extension.federation(fed, config, rng) if extension.federation else fed
         if not isinstance(fed, Federation):
             raise FLError(f"the extension {name} made no federation: {fed!r}", code="run")
     if fed.training and not transport.has_data:
@@ -155,8 +157,8 @@ def _ask_for_round(config: Config, specs: list[Spec]) -> None:
     a client that trains, all as small as the smallest.
     """
     needed = (config.clients.cohort() + 5) * min(map(weight_bytes, specs))
-    what = f"a round of {config.clients.cohort():,} clients"
-    ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
+    purpose = f"a round of {config.clients.cohort():,} clients"
+    ask_memory(needed, purpose, "use fewer --participants, or a smaller --width or --depth")
 
 
 def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
@@ -171,7 +173,7 @@ def _make_fleet(
     dataset: data.Dataset,
     net: nn.Module,
     spec: Spec,
-    own: list[custom_model.Model],
+    client_models: list[custom_model.Model],
     owned: tuple[int, ...],
     rng: Rng,
 ) -> Fleet:
@@ -182,7 +184,7 @@ def _make_fleet(
         flag = f"--{change[0]}" if change else "--init"
         raise FLError(f"{flag} is for one model, and these are several: leave it out", code="unsupported")
     kinds = [Architecture(net, None, spec)]
-    for source in own[1:]:
+    for source in client_models[1:]:
         its = model_spec(config, dataset, source)
         kinds.append(Architecture(maker(its, None)(rng.torch("weights")).to(dataset.device), None, its))
     return Fleet(tuple(kinds), owned)
@@ -250,10 +252,10 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
     algorithm = make_method(config, fed)
     wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
-    if len(first := [f"--{name}" for name, one in wrapping.items() if one.order is Order.PROTECTING]) > 1:
+    if len(first := [f"--{name}" for name, extension in wrapping.items() if extension.order is Order.PROTECTING]) > 1:
         raise FLError(f"{' and '.join(first)} must each be the first to see what clients send: drop all but one")
-    for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
-        within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
+    for name, extension in sorted(wrapping.items(), key=lambda item: item[1].order):
+        within, algorithm = algorithm, extension.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):
             raise FLError(f"the extension {name} made no algorithm of the method: {algorithm!r}", code="run")
         if algorithm.client is not within.client and not fed.transport.has_data:

@@ -99,13 +99,13 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     for name, now in json.loads(json.dumps(dataclasses.asdict(spec))).items():
         if (was := header["model"].get(name)) != now:
             raise FLError(f"{other}: {name} was {was}, the settings now mean {now}; start a new run", code="folder")
-    expected, found = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
+    expected, stored = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
     try:
-        check_same(expected, found, "this run", "the checkpoint")
+        check_same(expected, stored, "this run", "the checkpoint")
     except SurgeryError as error:
         raise FLError(f"{other}: {error}", code="folder") from None
     for name, tensor in expected.items():
-        if (was := found[name].dtype) != tensor.dtype:
+        if (was := stored[name].dtype) != tensor.dtype:
             raise FLError(
                 f"{other}: {name} is {was} there, and {tensor.dtype} in this run; start a new run", code="folder"
             )
@@ -149,15 +149,15 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
 def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
     """Read as `read_parts`, but for a run in which clients have own models: of one of these, which is given."""
     parts, header = _read(folder, best=False)
-    given = header["given"]
-    if not given.get("models"):
+    inputs = header["given"]
+    if not inputs.get("models"):
         return read_parts(folder, model)
     if model is None or custom_model.first(model) is not model:
         raise FLError(
-            f"{folder} holds a run of {1 + len(given['models'])} architectures: give the one that the new clients "
+            f"{folder} holds a run of {1 + len(inputs['models'])} architectures: give the one that the new clients "
             "have, as model=models[1]"
         )
-    for known in (given["model"], *given["models"]):
+    for known in (inputs["model"], *inputs["models"]):
         with suppress(FLError):
             return spec_of(folder, header["model"], known, model), parts
     raise FLError(
@@ -223,13 +223,13 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run", code="folder")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
-    own, before = _list_own_models(fed), known.get("models", [])
-    if len(own) != len(before):
+    models, before = _list_own_models(fed), known.get("models", [])
+    if len(models) != len(before):
         raise FLError(
-            f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same",
+            f"{folder} holds a run of {len(before) + 1} models, and these are {len(models) + 1}: give the same",
             code="folder",
         )
-    for kind, was in zip(own, before):
+    for kind, was in zip(models, before):
         custom_model.check_same(kind.spec.full(), was, str(folder))
     check_base(folder, fed.model)
 
@@ -248,14 +248,15 @@ def spec_of(
         FLError: if the model is needed and not given, or is another one; ZooError for fields that no model has.
     """
     name = str(values.get("name"))
-    given = {field: value for field, value in values.items() if value is not None}  # None: another version's field, say
+    # None: another version's field, say
+    arguments = {field: value for field, value in values.items() if value is not None}
     if not custom_model.is_custom(name):
         if model is not None:
             raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
-        return spec_class(values.get("name")).from_dict(given)
+        return spec_class(values.get("name")).from_dict(arguments)
     if model is None and name.partition(":")[0] == custom_model.GIVEN:
         raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
-    return custom_model.restore(given, known, str(where), model)
+    return custom_model.restore(arguments, known, str(where), model)
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
@@ -281,5 +282,5 @@ def _read(folder: Path, best: bool = False) -> tuple[dict[str, State], dict[str,
     """Return the parts of the server, or of the best model, with `statistics`; and the header."""
     tensors, header = files.read(folder / FILE, _FORMAT)
     parts = unflatten(tensors)
-    kept = unflatten(parts.pop(_BEST, {}))
-    return kept if best else parts, header
+    best_parts = unflatten(parts.pop(_BEST, {}))
+    return best_parts if best else parts, header

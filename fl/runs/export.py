@@ -94,29 +94,29 @@ def export_model(
     ['weight', 'bias']
     """
     path = Path(file)
-    found = _format_of(path, format)
+    target = _format_of(path, format)
     if not isinstance(trained, nn.Module):
-        net = _from_run(Path(trained), found.folded, model, dataset, client, best)
+        net = _from_run(Path(trained), target.folded, model, dataset, client, best)
     elif client is not None or best or model is not None or dataset is not None:
         raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file", code="file")
-    found.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
+    target.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
     return path
 
 
-def _format_of(path: Path, asked: str | None) -> Format:
+def _format_of(path: Path, wanted: str | None) -> Format:
     """Return the format of a file. Raises FLError for one that cannot be written."""
     formats = collect("fl.runs.export", "FORMATS", Format)
-    folders = [name for name, one in formats.items() if not one.suffix]
-    usual = next((name for name, one in formats.items() if one.usual), "")
-    kind = asked or path.suffix.removeprefix(".") or usual
+    folders = [name for name, candidate in formats.items() if not candidate.suffix]
+    usual = next((name for name, candidate in formats.items() if candidate.usual), "")
+    kind = wanted or path.suffix.removeprefix(".") or usual
     if kind not in formats:
-        what = f"unknown format {kind!r}" if kind else "its name has no suffix"
+        problem = f"unknown format {kind!r}" if kind else "its name has no suffix"
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
-        raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
+        raise FLError(f"{path}: {problem}: there are {', '.join(formats)}; name the file so, or give one{also}")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}", code="file")
     return formats[kind]
@@ -191,9 +191,9 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
 
 def _write_file(path: Path, net: nn.Module, content: Callable[[State], bytes]) -> None:
     values = net.state_dict()
-    found = content(dict(zip(values, host_copies(list(values.values())))))
+    data = content(dict(zip(values, host_copies(list(values.values())))))
     with replacing(path) as temporary:
-        temporary.write_bytes(found)
+        temporary.write_bytes(data)
 
 
 def _as_torch(values: State) -> bytes:

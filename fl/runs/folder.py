@@ -74,7 +74,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     header = checkpoint.read_header(folder)
     try:
         saved = earlier.flags(header["settings"])
-        neutral = {one.flag: plain(one.value) for one in Config().settings() if one.group in EXTENSIONS}
+        neutral = {setting.flag: plain(setting.value) for setting in Config().settings() if setting.group in EXTENSIONS}
         for flag, value in list_fixed(config).items():
             if (before := saved.get(flag, neutral.get(flag, value))) != value:
                 was, now = (write_value(tuple(v) if isinstance(v, list) else v) for v in (before, value))
@@ -133,15 +133,19 @@ def list_fixed(config: Config) -> dict[str, Any]:
         free.discard("rounds")
     if config.evaluation.keep_best or config.patience:
         free.discard("eval_every")
-    return {one.flag: plain(one.value) for one in config.settings() if not one.unread and one.name not in free}
+    return {
+        setting.flag: plain(setting.value)
+        for setting in config.settings()
+        if not setting.unread and setting.name not in free
+    }
 
 
 def save_initial_weights(folder: Path, start: Start) -> None:
     """Write the weights of --init into a run folder, unless they are there, and tell what was not taken of them."""
     if (folder / INITIAL).exists():
         return
-    said = {name: value for name, value in start._asdict().items() if name != "taken"}
-    tensors.write(folder / INITIAL, _FORMAT, start.taken, said)
+    metadata = {name: value for name, value in start._asdict().items() if name != "taken"}
+    tensors.write(folder / INITIAL, _FORMAT, start.taken, metadata)
     _log.warning(start.describe())
 
 
@@ -164,8 +168,8 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
                 code="file",
             )
         return None
-    taken, said = tensors.read(path, _FORMAT)
-    start = Start(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
+    taken, metadata = tensors.read(path, _FORMAT)
+    start = Start(taken, metadata["source"], metadata["sha256"], tuple(metadata["left"]), tuple(metadata["summed"]))
     init = str(config.model.init) if config.model.init else None
     if (start.source.partition(":")[0] if init in LIBRARIES else start.source) != init:
         now = f"--init {init}" if init else "no --init"
@@ -189,7 +193,7 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
     fleet = fed.fleet_or_uniform
     rows = []
     for k, kind in enumerate(fleet.architectures):
-        owners = [client for client, own in enumerate(fleet.owned) if own == k]
+        owners = [client for client, index in enumerate(fleet.owned) if index == k]
         weight = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
         row = {
             "width": brief(kind.spec.width, "-") if kind.spec else "",

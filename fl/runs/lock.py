@@ -35,23 +35,23 @@ def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
     """
     if resume and not folder.is_dir():
         raise FLError(f"{folder} is not a run folder, so nothing can be resumed there", code="folder")
-    made = [] if resume else _make(folder)
+    created = [] if resume else _make(folder)
     try:
         with folder_lock(folder):
             if not resume:
                 _check_unused(folder)
             yield
     finally:
-        for one in made:
+        for path in created:
             with suppress(OSError):  # it has something in it
-                one.rmdir()
+                path.rmdir()
 
 
 def is_unused(folder: Path) -> bool:
     """Return whether there is no such folder, or an empty one."""
     if not folder.exists():
         return True
-    return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())
+    return folder.is_dir() and all(path.name == FILE or is_leftover(path.name) for path in folder.iterdir())
 
 
 def _check_unused(folder: Path) -> None:
@@ -73,13 +73,13 @@ def _make(folder: Path) -> list[Path]:
     """Make a folder; returns those that there were not, the innermost first."""
     try:
         _check_unused(folder)
-        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except FLError:
         raise
     except (OSError, ValueError) as error:
         raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}", code="file") from None
-    return made
+    return created
 
 
 @contextmanager

@@ -51,14 +51,14 @@ def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
     """
     import wandb
 
-    kept = run.folder / _ID
-    new = not kept.exists()
+    id_file = run.folder / _ID
+    new = not id_file.exists()
     if new:
-        write_text(kept, uuid.uuid4().hex[:12])
+        write_text(id_file, uuid.uuid4().hex[:12])
     try:
         log = wandb.init(
             project="layer-surgery",
-            id=kept.read_text(),
+            id=id_file.read_text(),
             name=run.folder.name,
             dir=run.folder,
             config=yaml.safe_load(run.config.to_yaml()),
@@ -90,8 +90,8 @@ LOGS: dict[str, Callable[[RunState], AbstractContextManager[Callable[[Row], None
 def require(names: Sequence[str]) -> None:
     """Raise FLError if the package of one of these logs is missing."""
     for package in names:
-        found = find_spec(package)
-        if found is None or found.origin is None:  # without an origin it is just a folder of that name
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # without an origin it is just a folder of that name
             raise FLError(
                 f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'",
                 code="missing",

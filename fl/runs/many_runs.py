@@ -84,12 +84,12 @@ def train_all(
     ended, leads = Ended(), current().rank == 0
     with open_run_folder(settings.parent, resume) if leads else nullcontext():
         if leads:
-            for path, one in runs.items():  # an error in the last must come before the first trains
-                _check(one, path, dataset, model)
+            for path, config in runs.items():  # an error in the last must come before the first trains
+                _check(config, path, dataset, model)
             write_text(settings, text)
-        for path, one in runs.items():
+        for path, config in runs.items():
             try:
-                failed = simulate(one, path, path.exists(), dataset, model).get("failed", "")
+                failed = simulate(config, path, path.exists(), dataset, model).get("failed", "")
                 ended.done.append(path)
             except Diverged as error:
                 if len(ended.failed) == len(runs) - 1 and not ended.done:

@@ -31,20 +31,20 @@ class Metrics:
     Args:
         path: the CSV file, which is overwritten.
         rows: an earlier, interrupted run's, see `read_kept`.
-        asked: the columns of metrics that were asked for, see `fl.runs.columns.list_columns`.
+        metrics: the columns of metrics that were asked for, see `fl.runs.columns.list_columns`.
         method: the run's.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = (), method: str = "") -> None:
-        self.path, self.rows, self._of_run = path, list(rows), (asked, method)
+    def __init__(self, path: Path, rows: Sequence[Row] = (), metrics: Sequence[str] = (), method: str = "") -> None:
+        self.path, self.rows, self._of_run = path, list(rows), (metrics, method)
         self._find_kinds(_names(self.rows))
         self._write()
 
     def _find_kinds(self, names: Iterable[str]) -> None:
-        asked, method = self._of_run
+        metrics, method = self._of_run
         self.kinds = {
             name: column.kind
-            for name, column in columns([*asked, *(name for name in names if name not in asked)], method).items()
+            for name, column in columns([*metrics, *(name for name in names if name not in metrics)], method).items()
         }
 
     def add(self, row: Row) -> None:
@@ -114,7 +114,7 @@ class ClientTable:
             return
         self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
         whats = (*SCORES[task_of(fed.data)], *(name for metric in fed.metrics for name in metric.names))
-        scores = [f"{part}_{what}" for part in self.parts for what in whats]
+        scores = [f"{part}_{name}" for part in self.parts for name in whats]
         self.names = [[name] for name in fed.client_names]
         columns = ["client", *["owner"] * bool(self.names), "round", "train", "valid", "test", *scores]
         try:
@@ -124,16 +124,16 @@ class ClientTable:
         except (ValueError, csv.Error):
             before = []
         rounds = [str(row["round"]) for row in select_evaluated(rows)]
-        kept = [row for row in before if row["round"] in rounds]
+        earlier = [row for row in before if row["round"] in rounds]
         names = self.names or [[None]] * len(self.sizes)
         wanted = [(number, str(client), *name) for number in rounds for client, name in enumerate(names)]
-        if [(row["round"], row.get("client"), row.get("owner")) for row in kept] != wanted or any(
-            [*row] != columns for row in kept[:1]
+        if [(row["round"], row.get("client"), row.get("owner")) for row in earlier] != wanted or any(
+            [*row] != columns for row in earlier[:1]
         ):
             raise FLError(
                 f"{self.path} does not hold the clients of all evaluated rounds: put the table back", code="file"
             )
-        write_csv(self.path, columns, ([*row.values()] for row in kept))
+        write_csv(self.path, columns, ([*row.values()] for row in earlier))
 
     def add(self, number: int, scores: Scores) -> None:
         """Append the scores of a round; they are empty if it was not evaluated."""
@@ -178,8 +178,8 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
         raise FLError(
             f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back", code="file"
         )
-    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
-        pairs = [*zip(found.split(" "), expected.split(" "))]
+    for row, actual, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
+        pairs = [*zip(actual.split(" "), expected.split(" "))]
         if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
                 f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "

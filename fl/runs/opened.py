@@ -59,9 +59,9 @@ def open_run(
             try:
                 check_ranks_agree(run)
             except FLError:  # also where another rank is lost before the first round
-                for one in () if resume else folder.iterdir():
-                    if one.is_file() and one.name != lock.FILE:
-                        one.unlink()
+                for path in () if resume else folder.iterdir():
+                    if path.is_file() and path.name != lock.FILE:
+                        path.unlink()
                 raise
             for write in at_start:
                 write(run)

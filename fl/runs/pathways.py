@@ -131,8 +131,8 @@ class Pathways:
         """
         path = Path(path)
         if not path.is_dir():
-            found, state = tensors.read(path, _FORMAT)
-            parts = checkpoint.unflatten(found)
+            flat, state = tensors.read(path, _FORMAT)
+            parts = checkpoint.unflatten(flat)
             levels = [Level(stored := parts[str(at)], stored.pop("")) for at in range(len(parts))]
             spec = checkpoint.spec_of(path, state["spec"], state["custom"], model)
             return cls(spec, state["kinds"], levels, state["mean"])

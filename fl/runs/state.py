@@ -91,11 +91,11 @@ class RunState:
             return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
         fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), transport)
-        given = checkpoint.custom_inputs(config, fed)
+        inputs = checkpoint.custom_inputs(config, fed)
         if (folder / checkpoint.FILE).exists():
-            checkpoint.check_inputs(folder, fed, given)
+            checkpoint.check_inputs(folder, fed, inputs)
         server, done = restore_server(config, folder, algorithm, fed.spec)
-        return cls(config, fed, algorithm, folder, server, done, given)
+        return cls(config, fed, algorithm, folder, server, done, inputs)
 
     def begin(self, resume: bool) -> "RunState":
         """Write what the run's folder holds before the first round, in which this process has locked it."""
@@ -126,10 +126,10 @@ class RunState:
 
     def due(self, number: int) -> set[str]:
         """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
-        last, wanted, asked = number == self.last, set(), self.config.evaluation
-        if last or number % asked.every == 0:
+        last, wanted, evaluation = number == self.last, set(), self.config.evaluation
+        if last or number % evaluation.every == 0:
             wanted.add("global")
-        if asked.client_models_every and (last or number % asked.client_models_every == 0):
+        if evaluation.client_models_every and (last or number % evaluation.client_models_every == 0):
             wanted.add("models")
         return wanted
 
@@ -166,9 +166,9 @@ class RunState:
     def advance(self, server: Server, number: int) -> None:
         """Move on to the server of a round that is in the table."""
         self.server, self.done = server, number
-        asked = self.config.evaluation
-        regular = number % asked.every == 0  # not only since the run ends here, perhaps to be trained on
-        if asked.keep_best and regular and metrics.best(self.rows, asked.best_by).get("round") == number:
+        evaluation = self.config.evaluation
+        regular = number % evaluation.every == 0  # not only since the run ends here, perhaps to be trained on
+        if evaluation.keep_best and regular and metrics.best(self.rows, evaluation.best_by).get("round") == number:
             personal = ALGORITHMS[self.config.method.name].clients == "personalized"
             parts = server if personal else {"global": server["global"]}
             named = checkpoint.flatten({**parts, "statistics": self.fed.statistics(server["global"])})
@@ -218,8 +218,8 @@ class RunState:
         chosen = metrics.find_best(rows, best_by, keep_best)
         local = [key for key in chosen if key.startswith("local_")]
         if rows and not best:
-            asked, kept = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
-            _log.warning(f"warning: {asked}{by} was nan in every evaluation: no round is best{kept}")
+            flag, note = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
+            _log.warning(f"warning: {flag}{by} was nan in every evaluation: no round is best{note}")
         early = self.done < config.rounds and self.over
         return {
             "algorithm": config.method.name,
@@ -241,13 +241,13 @@ class RunState:
 def check_best_by(config: Config, fed: Federation) -> None:
     """Raise FLError for a --best-by that no evaluation of this run measures."""
     known = {name: column for name, column in columns(list_columns(fed)).items() if column.due == "global"}
-    asked, scores = list_columns(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
+    metric_columns, scores = list_columns(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
     others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
     measured = set(scores)
     for part in evaluate.list_held_out(fed):
-        clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
+        clients = [name for name in known if name.startswith(f"local_{part}_") and name not in metric_columns]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
-    able = [*asked, *(name for name in known if name in measured)]
+    able = [*metric_columns, *(name for name in known if name in measured)]
     if config.evaluation.best_by not in ("auto", *able):
         raise FLError(
             f"--best-by {config.evaluation.best_by} is not measured by this run: there are {', '.join(able)}",
