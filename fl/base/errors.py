@@ -134,11 +134,11 @@ def reason(error: str | BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def ask_memory(needed: int, what: str, instead: str) -> None:
+def ask_memory(needed: int, purpose: str, instead: str) -> None:
     """Raise FLError if so many bytes of the CPU's memory are not free, before they are taken.
 
     Args:
-        what: takes them.
+        purpose: what takes them.
         instead: what to do.
 
     >>> ask_memory(10**18, "a batch", "use less")  # doctest: +ELLIPSIS
@@ -146,4 +146,4 @@ def ask_memory(needed: int, what: str, instead: str) -> None:
     fl.base.errors.FLError: a batch would take at least 1,000,000,000.0 GB of memory, and ... GB are free: use less
     """
     if lack := shortage(needed):
-        raise FLError(f"{what} {lack}: {instead}", code="memory")
+        raise FLError(f"{purpose} {lack}: {instead}", code="memory")

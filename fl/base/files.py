@@ -90,12 +90,12 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
         FLError: if it is a device, a pipe or a folder (or a link to one), or has more than `most` bytes.
         FileNotFoundError: if there is no such file.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise FLError(f"{path} is no regular file (but a folder, a device or a pipe): put the file back", code="file")
-    if most is not None and found.st_size > most:
+    if most is not None and status.st_size > most:
         raise FLError(
-            f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back", code="file"
+            f"{path} has {status.st_size:,} bytes, more than a file of a run ever has: put the file back", code="file"
         )
     return path
 

@@ -220,15 +220,15 @@ def as_plain(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(as_plain, value))
     if is_dataclass(value) and not isinstance(value, type):
-        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        plain = {name: as_plain(one) for name, one in given.items()}
-        return replace(value, **plain) if any(plain[name] is not given[name] for name in given) else value
+        values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        plain = {name: as_plain(inner) for name, inner in values.items()}
+        return replace(value, **plain) if any(plain[name] is not values[name] for name in values) else value
     return value
 
 
 def lower_defaults(settings: T, number: int) -> T:
     """Lower those of the settings that nobody set from what they usually are to a number."""
-    unset = (one.name for one in fields(settings) if isinstance(getattr(settings, one.name), Default | Defaults))  # type: ignore[arg-type]
+    unset = (field.name for field in fields(settings) if isinstance(getattr(settings, field.name), Default | Defaults))  # type: ignore[arg-type]
     return replace(settings, **{name: getattr(type(settings), name).at_most(number) for name in unset})  # type: ignore[type-var]
 
 
@@ -291,7 +291,7 @@ Lengths = Annotated[tuple[int, ...], several(int, "INT,...", empty="converged")]
 Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 
 
-def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
+def choice(label: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
     """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
 
     Args:
@@ -306,13 +306,13 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: s
             continue
         module = str(value).removesuffix(".py")
         if own and module.isidentifier() and Path(f"{module}.py").is_file():
-            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
+            raise FLError(f"unknown {label} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
         names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-        hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
+        hint, every = "".join(f"did you mean {match}? " for match in near), f"there are {', '.join(names)}"
         every += f"; your own: module:{own}" if own else ""
         raise FLError(
-            f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
+            f"unknown {label} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
         )
 
 
@@ -335,7 +335,7 @@ def _types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
         if rest != [...]:
             return (), True
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else (), many
+    return kinds if all(isinstance(part, type) and part in _WORDS for part in kinds) else (), many
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -345,7 +345,7 @@ def fits(kind: Any, value: Any) -> bool:
     (True, False, False, False, True)
     """
     plain, many = types_of(kind)
-    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in plain)
+    kinds = tuple({int: Integral, float: Real}.get(part, part) for part in plain)
     if many and not isinstance(value, tuple):
         return False
     items = value if many else (value,)
@@ -368,7 +368,7 @@ def from_yaml(kind: Any, value: Any) -> Any:
     kinds, many = types_of(kind)
     items = tuple(value) if many and isinstance(value, list) else (value,)
     if float in kinds and str not in kinds:  # YAML 1.1 takes 1e-3 for text, since it has no point
-        items = tuple(float(one) if isinstance(one, str) and _POWER.fullmatch(one) else one for one in items)
+        items = tuple(float(item) if isinstance(item, str) and _POWER.fullmatch(item) else item for item in items)
         value = value if many else items[0]
     if not fits(kind, items if many else value):
         raise TypeError
@@ -409,7 +409,7 @@ def describe_type(kind: Any) -> str:
     ('a whole number', 'a list, each item a whole number')
     """
     kinds, many = types_of(kind)
-    return "a list, each item " * many + " or ".join(_WORDS[one] for one in kinds)
+    return "a list, each item " * many + " or ".join(_WORDS[part] for part in kinds)
 
 
 def check_values(settings: Any, group: str = "") -> None:
@@ -417,8 +417,8 @@ def check_values(settings: Any, group: str = "") -> None:
 
     It looks at a dataclass and at the groups of settings within; `group` is what its flags begin with.
     """
-    for one in settings_of(settings, group):
-        check_value(one)
+    for setting in settings_of(settings, group):
+        check_value(setting)
 
 
 def check_value(setting: "Setting") -> None:
@@ -497,18 +497,18 @@ def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why:
         why: why nothing reads any of them.
     """
     for field in fields(settings):
-        value, here = getattr(settings, field.name), (*path, field.name)
+        value, place = getattr(settings, field.name), (*path, field.name)
         if isinstance(value, Chosen):
-            yield Setting(field, group, value.name, here, why)
+            yield Setting(field, group, value.name, place, why)
             if value.options is not None:
                 (several,) = marks(field, Alternatives)
-                yield from settings_of(value.options, value.name if several.prefixed else group, here, why)
+                yield from settings_of(value.options, value.name if several.prefixed else group, place, why)
         elif is_dataclass(value) and isinstance(value, type(field.default)):
             whole = settings.group_unread(field.name) if hasattr(settings, "group_unread") else ""
-            yield from settings_of(value, field.name, here, whole)
+            yield from settings_of(value, field.name, place, whole)
         else:
             reason = f"--{flag_of(name_of(field), group)} {why}" if why else _unread(settings, field, group)
-            yield Setting(field, group, value, here, reason)
+            yield Setting(field, group, value, place, reason)
 
 
 def _unread(settings: Any, field: Field, group: str) -> str:

@@ -41,7 +41,7 @@ def calling(function: Callable[..., Any], others: Mapping[Callable[..., Any], Ca
     A `TorchFunctionMode` sees such a function, and not what it calls.
     """
     known = {**vars(F), "has_torch_function": lambda _: False}
-    known |= {one.__name__: other for one, other in others.items()}
+    known |= {original.__name__: other for original, other in others.items()}
     copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

@@ -110,8 +110,8 @@ class DataSettings(Topic):
             return dataset
         bordered = dataset.pad(self.pad)
         pooled = bordered.pool() if self.pool_test_set else bordered
-        made = pooled.with_test_sites(self.test_sites).subsample(self.samples)
-        return made.with_origin(wanted if origin == wanted.bare() else None)
+        prepared = pooled.with_test_sites(self.test_sites).subsample(self.samples)
+        return prepared.with_origin(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
         """Return that of the data which `load` returns."""
@@ -129,9 +129,11 @@ class DataSettings(Topic):
     def deal(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
         """Deal the samples out to clients. Returns those of each, and the true structure."""
         options = self.partition.options
-        given: dict[str, Any] = {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
+        arguments: dict[str, Any] = (
+            {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
+        )
         kind, owners = self.partition.name, dataset.owners
-        return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **given)
+        return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **arguments)
 
     def split(self, dataset: Dataset, parts: Parts, rng: np.random.Generator) -> tuple[Dataset, Splits]:
         """Split what each client was dealt into training, validation and test samples.
@@ -145,11 +147,11 @@ class DataSettings(Topic):
         Raises:
             FLError: if some clients have samples of their own to validate or test on, and others have none.
         """
-        own = None if dataset.valid is None else parts.divide(dataset.valid)
-        if own is None:
+        divided = None if dataset.valid is None else parts.divide(dataset.valid)
+        if divided is None:
             splits = hold_out(parts, self.local_valid, self.local_test, rng)
         else:
-            rest, valid = own
+            rest, valid = divided
             names = dataset.names_of_clients(parts)
             check_all_have(rest, names, "training samples", "leave some of its samples for training")
             check_all_have(valid, names, "validation samples", "give it some, or take those of the others for training")

@@ -58,12 +58,12 @@ def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> flags({"joining": 0.1, "seeds": [3], "algorithm": ["fedmr"]})
     {'presence.joining': 0.1, 'algorithm': 'fedmr', 'seed': 3}
     """
-    found = {_RENAMED.get(name, name): value for name, value in settings.items()}
-    if "seeds" in found:
-        (found["seed"],) = found.pop("seeds")
-    if isinstance(found.get("algorithm"), list):
-        (found["algorithm"],) = found["algorithm"]
-    return found
+    renamed = {_RENAMED.get(name, name): value for name, value in settings.items()}
+    if "seeds" in renamed:
+        (renamed["seed"],) = renamed.pop("seeds")
+    if isinstance(renamed.get("algorithm"), list):
+        (renamed["algorithm"],) = renamed["algorithm"]
+    return renamed
 
 
 def say_gone(names: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ class EvaluationSettings(Topic):
     """also log to tensorboard (in the run folder) or wandb, extras of the same names"""
 
     def __post_init__(self) -> None:
-        asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
-        paths = (path_of("metrics", one) if callable(one) else one for one in asked)
+        metrics = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
+        paths = (path_of("metrics", metric) if callable(metric) else metric for metric in metrics)
         object.__setattr__(self, "metrics", tuple(paths))
         super().__post_init__()

@@ -8,10 +8,10 @@ from fl.base.errors import FLError
 from fl.base.plugins import collect, kind, load_entry_points
 
 
-def _check(found: Any, name: str) -> Extension:
-    if not isinstance(found, Extension):
-        raise FLError(f"is {kind(found)}, not an Extension")
-    return found
+def _check(entry: Any, name: str) -> Extension:
+    if not isinstance(entry, Extension):
+        raise FLError(f"is {kind(entry)}, not an Extension")
+    return entry
 
 
 def _extensions() -> dict[str, Extension]:
@@ -24,13 +24,13 @@ EXTENSIONS: dict[str, Extension] = _extensions()
 """From the name of an extension, which is that of its group of settings, to what it is."""
 
 
-def model_change(asked: Iterable[str]) -> tuple[str, ModelChange] | None:
+def model_change(names: Iterable[str]) -> tuple[str, ModelChange] | None:
     """Return the extension that changes the model, by its name, of those that a run asks for; None if none does.
 
     Raises:
         FLError: for two.
     """
-    found = [(name, change) for name in asked if (change := EXTENSIONS[name].model)]
-    if len(found) > 1:
-        raise FLError(f"--{found[0][0]} and --{found[1][0]} both change the model: leave one of them out")
-    return found[0] if found else None
+    changes = [(name, change) for name in names if (change := EXTENSIONS[name].model)]
+    if len(changes) > 1:
+        raise FLError(f"--{changes[0][0]} and --{changes[1][0]} both change the model: leave one of them out")
+    return changes[0] if changes else None

@@ -64,8 +64,8 @@ class ModelSettings(Topic):
         if not self.width:
             raise FLError("give at least one --width")
         if text is None:
-            named, own = data.is_text(samples.dataset), data.is_custom(samples.dataset)
-            text = named or (own and models.takes_text(self.name))
+            named, custom = data.is_text(samples.dataset), data.is_custom(samples.dataset)
+            text = named or (custom and models.takes_text(self.name))
         return models.make_spec(
             self.name,
             num_classes,

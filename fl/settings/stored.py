@@ -49,33 +49,33 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             raise FLError(f"{name} is a flag, which no file of settings has", code="name")
         if values[name] is not None:  # as files of version 0.2 have it
             _log.warning("warning: %s is ignored: it is a flag of the command, --%s", name, name)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     sections = []  # of methods, and what nothing here knows
     for name, value in _flat(values):
         if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
             sections.append((name, value))
-        elif name in earlier.MOVED.values() and name in found:  # one more setting that was in no group
-            found[name] = _fill(found[name], value, name)
-        elif name in found:
+        elif name in earlier.MOVED.values() and name in result:  # one more setting that was in no group
+            result[name] = _fill(result[name], value, name)
+        elif name in result:
             raise FLError(f"{name} is there twice: leave one of them out")
         else:
-            found[name] = _convert(name, value)
+            result[name] = _convert(name, value)
     for name, section in sections:
         try:
             name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
             if section and usual is None:
                 raise FLError(f"{name} has no options")
-            if section and name in found:
+            if section and name in result:
                 raise FLError(f"the options of {name} are there twice: leave one section out")
-            found |= {name: _fill(usual, section, name)} if section else {}
+            result |= {name: _fill(usual, section, name)} if section else {}
         except FLError as why:
-            if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
+            if name in result.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
             if not gone and name not in ALGORITHMS:  # of a file that somebody writes, and no record of a run
                 raise FLError(describe_unknown(name), code="name") from None
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
-    return found
+    return result
 
 
 def name_outside(topic: str, inside: str) -> str:
@@ -89,7 +89,7 @@ def name_outside(topic: str, inside: str) -> str:
         return known[inside]
     if inside in PLACES:
         raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}", code="name")
-    if any(inside in one.reads for one in KINDS.values()):
+    if any(inside in kind.reads for kind in KINDS.values()):
         raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition", code="name")
     raise FLError(
         earlier.notice_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}",
@@ -101,17 +101,17 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a file by the names that they have outside of topics; groups are mappings."""
     for name, value in values.items():
         if name in TOPICS and isinstance(value, dict):
-            for inside, one in value.items():
+            for inside, item in value.items():
                 outside = (name, inside) in earlier.OUTSIDE
-                yield from _alternative(inside if outside else name_outside(name, inside), one)
+                yield from _alternative(inside if outside else name_outside(name, inside), item)
         elif name in TOPICS and name not in PLACES:
             raise FLError(f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}")
         elif name == "method" and isinstance(value, dict):
             if "name" not in value:
                 raise FLError("method has no name: give one")
-            own = {option: one for option, one in value.items() if option != "name"}
+            options = {option: item for option, item in value.items() if option != "name"}
             yield "algorithms", value["name"]
-            yield from [(value["name"], own)] * bool(own)
+            yield from [(value["name"], options)] * bool(options)
         elif name == "method":
             raise FLError(f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}")
         elif name in ("algorithm", "seed", "seeds"):
@@ -131,7 +131,7 @@ def _method(name: str, section: Any) -> tuple[str, Any]:
         return method_named(name), section
     if (there := method_named(section[SOURCE])) != name:
         raise FLError(f"{section[SOURCE]} is {there} now", code="name")
-    return name, {option: one for option, one in section.items() if option != SOURCE}
+    return name, {option: value for option, value in section.items() if option != SOURCE}
 
 
 def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -147,12 +147,12 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         _log.warning("warning: the options of the partition %s are ignored (%s)", kind, why)
         yield name, Chosen(kind)
     else:
-        yield from ((name if option == "name" else option, one) for option, one in value.items())
+        yield from ((name if option == "name" else option, item) for option, item in value.items())
 
 
 def _convert(name: str, value: Any) -> Any:
     """Return the value of a setting as its type has it."""
-    options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
+    options = {option.name: option.type for kind in KINDS.values() if kind.options for option in fields(kind.options)}
     if name == "partition":
         return value if isinstance(value, Chosen) else _value(str, value, name)
     if name in FIELDS:
@@ -175,14 +175,14 @@ def _fill(default: T, values: Any, group: str) -> T:
     """Return a group of settings with the given values, each of the type that its field has."""
     if not isinstance(values, dict):
         raise FLError(f"{group} is not a mapping")
-    types = {one.name: one.type for one in fields(default)}  # type: ignore[arg-type]
+    types = {option.name: option.type for option in fields(default)}  # type: ignore[arg-type]
     for name in values:
         if name not in types:
             raise FLError(
                 earlier.notice_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}",
                 code="name",
             )
-    return replace(default, **{name: _value(types[name], one, f"{group}.{name}") for name, one in values.items()})  # type: ignore[type-var]
+    return replace(default, **{name: _value(types[name], value, f"{group}.{name}") for name, value in values.items()})  # type: ignore[type-var]
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
@@ -199,7 +199,7 @@ _ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_
 
 def describe_unknown(name: str) -> str:
     """Say of a setting that there is not what it is called now, or what it may be meant to be."""
-    options = [option for one in KINDS.values() for option in one.reads]
+    options = [option for kind in KINDS.values() for option in kind.reads]
     if name == "extensions":
         return "extensions stand by their names, outside of other sections: privacy: {clip: 0.5}"
     near = _near(name, (*PLACES, *OWN, *TOPICS, "algorithm", *options, *EXTENSIONS))
@@ -209,8 +209,8 @@ def describe_unknown(name: str) -> str:
 def _near(name: Any, known: Iterable[str]) -> str:
     if word := _ELSEWHERE.get(str(name)):
         return f": did you mean {word}?"
-    found = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
-    return f": did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
+    return f": did you mean {matches[0]}?" if matches else ""
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class LocalSettings(Topic):
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
         images = {"crop": self.crop, "flip": self.flip, "masked-loss": self.masked_loss}
-        if data.is_text(dataset) and (wrong := [flag for flag, asked in images.items() if asked]):
+        if data.is_text(dataset) and (wrong := [flag for flag, used in images.items() if used]):
             raise FLError(f"--{wrong[0]} is for images, and the data set is text: leave it out", code="unsupported")
 
     def make_optimizer(self) -> Optimizer:
