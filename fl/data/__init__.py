@@ -89,12 +89,12 @@ def load(
     folder = Path(root).expanduser() if root else default_root()
     key, file = _key_and_file(name)
     if key not in LOADERS:
-        found = _load_custom(name)
+        dataset = _load_custom(name)
     elif is_text(name):
-        found = LOADERS[key].load(folder, download, text, *file)
+        dataset = LOADERS[key].load(folder, download, text, *file)
     else:
-        found = LOADERS[key].load(folder, download, *file)
-    return replace(found, name=name).with_origin(Origin(name, text if is_text(name) else None))
+        dataset = LOADERS[key].load(folder, download, *file)
+    return replace(dataset, name=name).with_origin(Origin(name, text if is_text(name) else None))
 
 
 def _load_custom(name: str) -> Dataset:
@@ -105,20 +105,20 @@ def _load_custom(name: str) -> Dataset:
             "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)"
         )
     try:
-        found = find("datasets", name)()
+        dataset = find("datasets", name)()
     except FLError:
         raise
     except (Exception, SystemExit) as error:
         raise FLError(
             f"--dataset {name}, called without arguments, fails: {describe_failure(error)}", code="run"
         ) from None
-    if not isinstance(found, Dataset):
+    if not isinstance(dataset, Dataset):
         raise FLError(
-            f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
+            f"--dataset {name} returns {kind(dataset)}: let it return an fl.Dataset, such as "
             "fl.Dataset.from_arrays(x, y, test_x, test_y)",
             code="run",
         )
-    return found
+    return dataset
 
 
 def check_name(name: str) -> None:
@@ -127,13 +127,13 @@ def check_name(name: str) -> None:
         return
     if not is_custom(name):
         every = [*LOADERS, *list_installed("datasets")]
-        hint = "".join(f"did you mean {one}? " for one in get_close_matches(name, every, n=1))
+        hint = "".join(f"did you mean {match}? " for match in get_close_matches(name, every, n=1))
         raise FLError(
             f"unknown data set {name!r}: {hint}there are {', '.join(every)}, and module:function for one of your own",
             code="name",
         )
-    if not callable(found := find("datasets", name)):
-        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
+    if not callable(loader := find("datasets", name)):
+        raise FLError(f"--dataset {name} is {kind(loader)}: name a function that returns an fl.Dataset")
 
 
 def is_custom(name: str) -> bool:

@@ -107,12 +107,12 @@ class Dataset:
         shape = write_shape(self.shape)
         numbers = f"{self.classes} number{'s' * (self.classes > 1)} to predict"
         several = f"{self.classes} labels, any number of which a sample has"
-        what = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
+        target = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
         if self.text:
-            what = f"{self.classes:,} different tokens"
+            target = f"{self.classes:,} different tokens"
         if self.dense:
-            what += f" for each of {write_shape(self.y.shape[1:])} places"
-        lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {what}"]
+            target += f" for each of {write_shape(self.y.shape[1:])} places"
+        lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {target}"]
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
             lines.append(f"owned by nature: {len(self.owners.unique()):,} owners have the training samples{test}")
@@ -170,11 +170,11 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        made = cls(
+        dataset = cls(
             GIVEN, **arrays.check_arrays(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid)
         )
-        on_disk = any(map(mapped.is_mapped, leaves(made.x)))
-        return replace(made, used_on=torch.device("cpu")) if on_disk else made
+        on_disk = any(map(mapped.is_mapped, leaves(dataset.x)))
+        return replace(dataset, used_on=torch.device("cpu")) if on_disk else dataset
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Dataset":
@@ -220,8 +220,8 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = items.read_torch(train, test, task)
-        return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners, task=task)
+        parts = items.read_torch(train, test, task)
+        return cls.from_arrays(**parts, owners=owners, classes=classes, test_owners=test_owners, task=task)
 
     @classmethod
     def from_huggingface(
@@ -283,8 +283,8 @@ class Dataset:
         ([[31.0, 0.0, 1.0], [74.0, 1.0, 0.0]], ('no', 'yes'))
         """
         columns = table.columns_of(frame)
-        for name, given in (("owner", owner), ("split", split)):
-            if given is None and name in columns.columns and target != name:
+        for name, column in (("owner", owner), ("split", split)):
+            if column is None and name in columns.columns and target != name:
                 raise FLError(
                     f"the frame has a column {name!r}, which would be a feature: give {name}={name!r}, or rename it",
                     code="name",
@@ -316,7 +316,10 @@ class Dataset:
         for client, place in zip(*np.divmod(pairs, len(owners))):
             names[client].append(self._owner(int(owners[place])))
         few = (
-            [*own[:_MOST_NAMES], f"{len(own) - _MOST_NAMES} more"] if len(own) > _MOST_NAMES else own for own in names
+            [*part_names[:_MOST_NAMES], f"{len(part_names) - _MOST_NAMES} more"]
+            if len(part_names) > _MOST_NAMES
+            else part_names
+            for part_names in names
         )
         return list(map(" + ".join, few))
 
@@ -364,8 +367,8 @@ class Dataset:
         return self._rows(self.y, indices)
 
     def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
-        found = mapped.rows(values, self.beside(indices))
-        return found if self.used_on is None else upload(found, self.used_on)
+        rows = mapped.rows(values, self.beside(indices))
+        return rows if self.used_on is None else upload(rows, self.used_on)
 
     def beside(self, indices: Tensor) -> Tensor:
         """Put indices where the samples lie, so that looking up several times moves them once."""
@@ -507,8 +510,8 @@ class Dataset:
         moved = self._of_rows(away.nonzero()[:, 0])
         test_x = map_inputs(lambda *both: torch.cat(both), self.test_x, moved["x"])
         test_y, test_owners = torch.cat([self.test_y, moved["y"]]), torch.cat([self.test_owners, moved["owners"]])
-        kept = self._of_rows((~away).nonzero()[:, 0])
-        return replace(self, **kept, test_x=test_x, test_y=test_y, test_owners=test_owners)
+        rest = self._of_rows((~away).nonzero()[:, 0])
+        return replace(self, **rest, test_x=test_x, test_y=test_y, test_owners=test_owners)
 
     def test_at(self, names: Sequence[str]) -> "Dataset":
         """Keep the test samples of these owners alone; without names all."""
@@ -542,8 +545,8 @@ class Dataset:
     def _of_rows(self, rows: Tensor) -> dict[str, Any]:
         """Return the fields of these training samples."""
         more = {name: getattr(self, name) for name in ("owners", "valid")}
-        found = {name: values[rows] for name, values in more.items() if values is not None}
-        return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **found}
+        selected = {name: values[rows] for name, values in more.items() if values is not None}
+        return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **selected}
 
     def subsample(self, number: int) -> "Dataset":
         """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
@@ -608,17 +611,17 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     >>> print(fingerprint(load("digits"))["x"])
     uint8 [1437, 1, 8, 8]
     """
-    digest, said = hashlib.sha256(), {}
+    digest, record = hashlib.sha256(), {}
     for name in ("x", "y", "test_x", "test_y", "owners", "test_owners", "valid"):
         if (whole := getattr(data, name)) is None:
             continue
         for part, values in named_leaves(name, whole).items():
-            said[part] = arrays.form(values)
+            record[part] = arrays.form(values)
             if values.ndim and len(values) > 1 and not values.stride(0):
                 values = values[0][None]  # of data that are elsewhere: all rows are this one, in the memory of one
-            digest.update(f"{part} {said[part]}".encode())
+            digest.update(f"{part} {record[part]}".encode())
             for piece in mapped.pieces(values):
                 digest.update(as_bytes(piece.cpu()).numpy().data)
     if data.task != "classification":
-        said["task"] = data.task
-    return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}
+        record["task"] = data.task
+    return {**record, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -51,12 +51,12 @@ def _read_part(source: Source, folder: Path) -> dict[str, Samples]:
     writers: dict[str, Samples] = {}
     for file in sorted(folder.glob("*.json")):
         try:
-            found = _read_file(file)
-            if repeated := writers.keys() & found.keys():
+            samples = _read_file(file)
+            if repeated := writers.keys() & samples.keys():
                 raise ValueError(f"writer {min(repeated)} is in another file too")
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError) as error:
             raise source.damage_error(file, error) from error
-        writers |= found
+        writers |= samples
     if not any(len(y) for _, y in writers.values()):
         raise source.damage_error(folder, "no samples")
     return writers

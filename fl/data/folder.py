@@ -59,14 +59,14 @@ def write(
 
     try:
         if hasattr(train, "column_names") or isinstance(train, dict):
-            found = items.read_huggingface(train, test, image, label, owner, task, room)
+            arrays = items.read_huggingface(train, test, image, label, owner, task, room)
         else:
-            found = items.read_torch(train, test, task, room)
-        settings = {"task": task, "names": list(map(str, found.pop("names")))}
+            arrays = items.read_torch(train, test, task, room)
+        settings = {"task": task, "names": list(map(str, arrays.pop("names")))}
         (part / "settings.json").write_text(json.dumps(settings))
-        for name in found.keys() - {"x", "test_x"}:
-            np.save(part / f"{name}.npy", np.asarray(found[name]))
-        found.clear()
+        for name in arrays.keys() - {"x", "test_x"}:
+            np.save(part / f"{name}.npy", np.asarray(arrays[name]))
+        arrays.clear()
         Dataset.from_folder(part)  # which checks it
     except BaseException:
         shutil.rmtree(part)

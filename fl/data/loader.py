@@ -40,24 +40,24 @@ class Loader:
 def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """Split a path from what a name says behind a question mark, as in `csv:notes.csv?target=ill&owner=hospital`."""
     path, _, words = path.partition("?")
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for word in words.split("&") if words else ():
         key, equals, value = word.partition("=")
-        if key not in known or not equals or not value or key in found:
+        if key not in known or not equals or not value or key in options:
             raise FLError(
                 f"--dataset {name}: behind the question mark is {word!r}; give {'=..., '.join(known)}=...", code="name"
             )
-        found[key] = value
-    return path, found
+        options[key] = value
+    return path, options
 
 
 def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
     """Find a file, or a folder, by its path: absolute, or relative to the working directory, or else to root."""
-    given = Path(path).expanduser()
-    for place in (given, root / given):
+    expanded = Path(path).expanduser()
+    for place in (expanded, root / expanded):
         if place.is_dir() if folder else place.is_file():
             return place
-    also = "" if given.is_absolute() else f", nor in {root}"
+    also = "" if expanded.is_absolute() else f", nor in {root}"
     raise FLError(f"--dataset {name}: there is no {'folder' if folder else 'file'} {path}{also}", code="file")
 
 
@@ -99,15 +99,15 @@ class Source:
                 failure, cause = f"; download failed ({why})", error
         raise self.error(f"missing {_some(missing)}{failure}{hint}", all_missing=missing == [*self.files]) from cause
 
-    def error(self, what: str, all_missing: bool = False) -> FLError:
+    def error(self, problem: str, all_missing: bool = False) -> FLError:
         """Make the exception that says what is wrong, in which folder, and which files are expected there.
 
         Args:
-            all_missing: whether `what` has named these files.
+            all_missing: whether `problem` has named these files.
         """
         files = "" if all_missing else f"Expected there: {', '.join(self.files)}. "
         return FLError(
-            f"{self.title} cannot be read from {self.root}: {what}. {files}"
+            f"{self.title} cannot be read from {self.root}: {problem}. {files}"
             "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}"),
             code="file",
         )
@@ -128,8 +128,8 @@ class Source:
         if images == 0:
             raise self.damage_error(file, "no samples")
         if labels.min() < valid.start or labels.max() >= valid.stop:
-            found = f"{labels.min()} to {labels.max()}"
-            raise self.damage_error(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")
+            actual = f"{labels.min()} to {labels.max()}"
+            raise self.damage_error(file, f"labels from {actual} where {valid.start} to {valid.stop - 1} are valid")
 
 
 def _some(files: list[str]) -> str:

@@ -51,11 +51,11 @@ def rows(values: Tensor, index: Tensor) -> Tensor:
     """
     if not is_mapped(values):
         return values[index]
-    found = []
+    parts = []
     for some in index.split(_ROWS):
-        found.append(values[some])
+        parts.append(values[some])
         release(values)
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def value_range(values: Tensor) -> tuple[float, float]:
@@ -70,9 +70,9 @@ def from_array(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one that is read only: nothing is written to what a user gives
-        found = torch.from_numpy(array)
-    _MAPS[found.untyped_storage().data_ptr()] = mapped
-    return found
+        tensor = torch.from_numpy(array)
+    _MAPS[tensor.untyped_storage().data_ptr()] = mapped
+    return tensor
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:

@@ -75,9 +75,9 @@ class Pieces(tuple[str, ...]):
         path = Path(tokens.partition(":")[2]).expanduser()
         with transformers(f"--text.tokens {tokens}", path) as library:
             tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
-            made = cls(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-        made.tokenizer = tokenizer
-        return made
+            pieces = cls(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        pieces.tokenizer = tokenizer
+        return pieces
 
     def encode(self, text: str) -> np.ndarray:
         """Convert a text to tokens, int32 [n]: none for its beginning or end is added."""
@@ -255,8 +255,8 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
     del root, download
     from pydoc_data.topics import topics
 
-    kept = _drop_repeated(topics)
-    return dataset("pydoc", list(kept.values()), options, owner_names=kept)
+    texts = _drop_repeated(topics)
+    return dataset("pydoc", list(texts.values()), options, owner_names=texts)
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
@@ -310,7 +310,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
             raise source.damage_error(file, f"{name[:40]!r} where a speaker's name and a colon should be")
         speeches.setdefault(name, []).append(speech + "\n")
     names = [name.removesuffix(":") for name in speeches]
-    return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options, owner_names=names)
+    return dataset("shakespeare", ["\n".join(lines) for lines in speeches.values()], options, owner_names=names)
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
@@ -330,12 +330,12 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
     """Keep every paragraph in the shortest of its texts only. How lines are broken does not matter."""
     seen: set[str] = set()
-    kept = {}
+    texts = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
         paragraphs = {" ".join(text.split()): text for text in re.split(r"\n\s*\n", topics[name])}
-        kept[name] = "\n\n".join(text for key, text in paragraphs.items() if key not in seen)
+        texts[name] = "\n\n".join(text for key, text in paragraphs.items() if key not in seen)
         seen |= paragraphs.keys()
-    return {name: kept[name] for name in sorted(kept)}
+    return {name: texts[name] for name in sorted(texts)}
 
 
 def _articles(text: str) -> list[str]:

@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 
-def _check(found: Any, name: str = "") -> Kind:
+def _check(candidate: Any, name: str = "") -> Kind:
     """Return what a package or a module has if it is a way of dealing samples out; a function of a task is one."""
-    if isinstance(found, Kind):
-        return found
-    if not callable(found) or isinstance(found, type):
-        raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
-    check_takes("", found, "task")
-    return Kind(wraps(found)(lambda task, options: found(task)))
+    if isinstance(candidate, Kind):
+        return candidate
+    if not callable(candidate) or isinstance(candidate, type):
+        raise FLError(f"is {kind_of(candidate)}: name a Kind, or a function of a Task that returns a Partition")
+    check_takes("", candidate, "task")
+    return Kind(wraps(candidate)(lambda task, options: candidate(task)))
 
 
 def _kinds() -> dict[str, Kind]:
@@ -70,9 +70,9 @@ def import_kind(path: str) -> Kind:
     ...     print(error)
     --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
     """
-    found = find("partitions", path)
+    target = find("partitions", path)
     try:
-        return _check(found)
+        return _check(target)
     except FLError as wrong:
         raise FLError(f"--partition {path} {wrong}", code=wrong.code) from None
 
@@ -133,9 +133,9 @@ def deal(
 def check_text_kind(kind: str, why: str = "text has none") -> None:
     """Raise FLError for a partition that depends on class labels, which text, masks and numbers to predict have not."""
     if not KINDS[kind].text:
-        able = ", ".join(name for name, one in KINDS.items() if one.text)
-        own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
-        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}", code="unsupported")
+        able = ", ".join(name for name, candidate in KINDS.items() if candidate.text)
+        hint = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{hint}", code="unsupported")
 
 
 def overview() -> str:

@@ -64,18 +64,21 @@ def shards(task: Task, options: ShardsOptions) -> Partition:
         )
     owners = np.full(len(y), -1)
     for c, samples in enumerate(members):
-        mine = np.flatnonzero((held == c).any(1))
-        owners[samples[: count * len(mine)]] = np.repeat(mine, count)
+        takers = np.flatnonzero((held == c).any(1))
+        owners[samples[: count * len(takers)]] = np.repeat(takers, count)
     return Partition(Parts.of_owners(owners, clients), alone(clients))
 
 
-def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one."""
+def deal_classes(classes: int, holders: int, per_holder: int, rng: np.random.Generator) -> np.ndarray:
+    """Deal distinct classes to every holder, [holders, per_holder].
+
+    Each class is dealt equally often, give or take one.
+    """
     dealt = np.zeros(classes, dtype=np.int64)
     rows = []
     for _ in range(holders):
         order = rng.permutation(classes)
-        row = order[np.argsort(dealt[order], kind="stable")[:each]]  # those dealt least so far, ties at random
+        row = order[np.argsort(dealt[order], kind="stable")[:per_holder]]  # those dealt least so far, ties at random
         dealt[row] += 1
         rows.append(row)
     return np.stack(rows)
@@ -109,9 +112,9 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     pool = rng.permutation(len(names))
     owners = np.full(len(y), -1)
     for level, (k, c) in enumerate(zip(counts, classes)):
-        pool, mine = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
-        dealt = mine[deal_classes(len(mine), k, c, rng)]  # [k, c]
-        for label in mine:
+        pool, labels = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
+        dealt = labels[deal_classes(len(labels), k, c, rng)]  # [k, c]
+        for label in labels:
             holders = np.flatnonzero(np.isin(structure[level], np.flatnonzero((dealt == label).any(1))))
             members = rng.permutation(np.flatnonzero(y == names[label]))
             if len(holders):

@@ -71,15 +71,16 @@ class Parts(Sequence[Tensor]):
         Args:
             marks: bool, for every sample of the data set.
 
-        >>> rest, own = Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).divide(torch.tensor([0, 1, 1, 0]).bool())
-        >>> rest[0], own[0], own[1]
+        >>> parts = Parts.of([torch.tensor([3, 1]), torch.tensor([2])])
+        >>> rest, marked = parts.divide(torch.tensor([0, 1, 1, 0]).bool())
+        >>> rest[0], marked[0], marked[1]
         (tensor([3]), tensor([1]), tensor([2]))
         """
         owners, chosen = self.owners.numpy(), marks[self.samples].numpy()
-        rest, own = (
+        rest, marked = (
             Parts.of_owners(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
         )
-        return replace(rest, moved=self.moved), own
+        return replace(rest, moved=self.moved), marked
 
     @property
     def sizes(self) -> Tensor:
@@ -152,18 +153,18 @@ class Splits(Sequence[Split]):
         return map(Split, self.train, self.valid, self.test)
 
 
-def check_all_have(parts: Parts, names: Sequence[str], what: str, way: str) -> None:
+def check_all_have(parts: Parts, names: Sequence[str], noun: str, way: str) -> None:
     """Raise FLError unless every client has samples of its own.
 
     Args:
         names: of the clients; none: they go by their numbers.
-        what: they are called. way: out.
+        noun: what they are called. way: out.
     """
     if len(lack := (parts.sizes == 0).nonzero()[:, 0].tolist()):
         called = [names[client] if names else f"client {client}" for client in lack]
         some = ", ".join(called[:5]) + f" and {len(lack) - 5} more" * (len(lack) > 5)
         raise FLError(
-            f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}", code="data"
+            f"{some} {'have' if len(lack) > 1 else 'has'} no {noun}, and other clients have: {way}", code="data"
         )
 
 
