@@ -48,10 +48,10 @@ def progress(run: RecordedRun) -> str:
 
 def not_begun(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> list[Path]:
     """List the folders of runs that the experiments in these folders still have to begin, or to evaluate first."""
-    several = [one for one in folders if (one / SETTINGS).exists() and not (one / FILE).exists()]
-    planned = [folder / run_name(one) for folder in several for one in Experiment.read(folder).runs()]
+    several = [folder for folder in folders if (folder / SETTINGS).exists() and not (folder / FILE).exists()]
+    planned = [folder / run_name(config) for folder in several for config in Experiment.read(folder).runs()]
     there = {run.folder.resolve() for run in runs}
-    return [one for one in planned if len(planned) > 1 and one.resolve() not in there]
+    return [folder for folder in planned if len(planned) > 1 and folder.resolve() not in there]
 
 
 def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
@@ -68,15 +68,17 @@ def write_command(runs: Sequence[RecordedRun]) -> str:
     python -m fl.run --algorithm fedavg --seeds 0,1 --lr 0.05
     """
     config, seeds = runs[0].config, [run.config.seed for run in runs]
-    own = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _is_given(used)]
-    if own:
-        each = ", ".join(f"{name}=..." for name in own)
+    names = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _is_given(used)]
+    if names:
+        arguments = ", ".join(f"{name}=..." for name in names)
         return f"config = fl.{config.replace(seed=0)!r}\n" + "\n".join(
-            f'fl.simulate(config.replace(seed={seed}), "{run_name(run.config)}", {each})'
+            f'fl.simulate(config.replace(seed={seed}), "{run_name(run.config)}", {arguments})'
             for seed, run in zip(seeds, runs)
         )
     method = SOURCES.get(config.method.name, config.method.name)
-    changed = [one for one in config.list_changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    changed = [
+        setting for setting in config.list_changed() if not setting.unread and setting.name not in ("algorithm", "seed")
+    ]
     return " ".join([program("run"), "--algorithm", method, "--seeds", ",".join(map(str, seeds)), *words(changed)])
 
 
@@ -93,7 +95,12 @@ def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[li
     read = {label: config.list_comparable() for label, config in configs.items()}
     names = dict.fromkeys(name for settings in read.values() for name in settings)
     differ = [name for name in names if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
-    changed = {one.name: one.value for config in configs.values() for one in config.list_changed() if not one.unread}
+    changed = {
+        setting.name: setting.value
+        for config in configs.values()
+        for setting in config.list_changed()
+        if not setting.unread
+    }
     alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
     rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
     return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
@@ -121,10 +128,10 @@ class Holdings(NamedTuple):
 
 def holdings(runs: Sequence[RecordedRun]) -> list[Holdings]:
     """Deal out the data of runs as they did, once for all runs that share them."""
-    asked = dict.fromkeys(
+    distinct = dict.fromkeys(
         (run.config.data, run.config.execution.data_root, run.config.clients.number, run.config.seed) for run in runs
     )
-    return [_holdings(*one) for one in asked]
+    return [_holdings(*arguments) for arguments in distinct]
 
 
 @lru_cache(maxsize=64)  # a page is written again and again while runs go on

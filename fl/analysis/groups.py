@@ -62,24 +62,24 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
     runs: dict[Path, RecordedRun] = {}
-    for folder, found in folders_with(FILE, folders).items():
-        if not found:
+    for folder, paths in folders_with(FILE, folders).items():
+        if not paths:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
         names = Experiment.read(folder).algorithms if (folder / "config.yaml").exists() else ()
         inside = []
-        for path in found:
+        for path in paths:
             config = Config.read(path)
             config.check_recorded()
             rows = read(path / FILE)
-            own = {}
+            input_names = {}
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
-                own = _name_inputs(config, checkpoint.read_header(path)["given"])
+                input_names = _name_inputs(config, checkpoint.read_header(path)["given"])
             if not select_evaluated(rows):
                 if early:
                     continue
                 raise FLError(f"{path} has no evaluated round yet", code="folder")
-            inside.append(RecordedRun(path, config, rows, own))
+            inside.append(RecordedRun(path, config, rows, input_names))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     if not runs:
@@ -90,15 +90,15 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     return list(runs.values())
 
 
-def _name_inputs(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+def _name_inputs(config: Config, inputs: Mapping[str, Any]) -> dict[str, str]:
     """Name a user's data and model by digests of what a checkpoint says of them, see `checkpoint.custom_inputs`."""
-    own = {}
-    if data := given.get("data"):
-        own["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
-    if model := given.get("model"):
-        models = json.dumps([model, *given.get("models", [])], sort_keys=True)
-        own["model"] = f"{model['class']}-{hashlib.sha256(models.encode()).hexdigest()[:6]}"
-    return own
+    names = {}
+    if data := inputs.get("data"):
+        names["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
+    if model := inputs.get("model"):
+        models = json.dumps([model, *inputs.get("models", [])], sort_keys=True)
+        names["model"] = f"{model['class']}-{hashlib.sha256(models.encode()).hexdigest()[:6]}"
+    return names
 
 
 def _seeds_have_own_data(runs: Sequence[RecordedRun]) -> bool:
@@ -169,9 +169,9 @@ def target_table(
     seeds = {}
     for label, runs in groups.items():
         spent = [up_to(target, run.config, run.rows) for run in runs]
-        there = [one for one in spent if one]
+        there = [run_costs for run_costs in spent if run_costs]
         keys = set.intersection(*map(set, there)) if there else ()
-        means[label] = {key: float(np.mean([one[key] for one in there])) for key in keys}
+        means[label] = {key: float(np.mean([run_costs[key] for run_costs in there])) for key in keys}
         seeds[label] = f"{len(runs)}" if len(there) == len(runs) else f"{len(there)} of {len(runs)}"
     least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
     most = max((mean["megabytes"] for mean in means.values() if "megabytes" in mean), default=1)
@@ -182,9 +182,9 @@ def target_table(
         cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
         cells += [costs[key].number(mean[key]) if key in mean else "-" for key in shown]
         lines.append([label, seeds[label], *cells])
-    what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
+    goal = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
-        f"up to the first evaluated round with a global test {what}; mean over the seeds that reached it\n"
+        f"up to the first evaluated round with a global test {goal}; mean over the seeds that reached it\n"
         f"{costs['megabytes'].heading}: traffic of a client\n"
         "MACs: forward passes of all clients (a training step costs about three forward passes)\n"
         f"{lay_out(lines)}"
@@ -238,7 +238,9 @@ def _scores(names: Iterable[str]) -> dict[str, Column]:
 
 def _client_scores(names: Iterable[str]) -> dict[str, Column]:
     """Find the columns with scores on clients' own test data, with those of metrics that are among the names."""
-    return {name: one for name, one in columns(names).items() if one.heading and name.startswith("local_test_")}
+    return {
+        name: column for name, column in columns(names).items() if column.heading and name.startswith("local_test_")
+    }
 
 
 def others(names: Iterable[str]) -> dict[str, Column]:
@@ -253,12 +255,12 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     """
     names = list(names)
     known = {*_scores(names), *_client_scores(names)}
-    found = {name: column for name, column in columns(names).items() if column.heading and name not in known}
-    if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
+    further = {name: column for name, column in columns(names).items() if column.heading and name not in known}
+    if taken := [name for name in further if name in {"late", "best", *_COSTS}]:
         raise FLError(
             f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name", code="name"
         )
-    return found
+    return further
 
 
 def table(
@@ -275,14 +277,14 @@ def table(
     Args:
         lay_out: makes the text of the cells, see `fl.base.tables`.
     """
-    found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
-    every = [run for runs in found.values() for run in runs]
+    outcomes = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
+    every = [run for runs in outcomes.values() for run in runs]
     names = sorted(set().union(*every) - {"late", "best", *_COSTS})
     by_clients, first = have_client_scores(every), first_score(names)
-    score, what = columns([first])[first], "acc. %" if first == "accuracy" else "abs. error"
-    late = replace(score, heading=f"last-{TAIL} {what}", beside_clients="")
+    score, noun = columns([first])[first], "acc. %" if first == "accuracy" else "abs. error"
+    late = replace(score, heading=f"last-{TAIL} {noun}", beside_clients="")
     of_clients = _client_scores(names)
-    results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {what}")}
+    results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {noun}")}
     most = max((run["megabytes"] for run in every if "megabytes" in run), default=1)
     costs = _COSTS | {"megabytes": _in_unit("megabytes", min(most, 1))}  # MB, or kB if all are small
     shown = {
@@ -296,7 +298,7 @@ def table(
         column.beside_clients if by_clients and column.beside_clients else column.heading for column in shown.values()
     ]
     lines = [["method", "seeds", "rounds", *heads]]
-    for label, runs in found.items():
+    for label, runs in outcomes.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
         lines.append([label, str(len(runs)), rounds, *(_cell(key, column, runs) for key, column in shown.items())])
     note = "" if not _seeds_have_own_data([*chain(*groups.values())]) else "\nEach seed has its own data."
@@ -341,7 +343,9 @@ def outcome(run: RecordedRun) -> dict[str, float]:
 def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
     if not all(key in run for run in runs):
         return "-"
-    mean, std = (f"{one:.{column.digits}f}" for one in mean_and_spread([column.factor * run[key] for run in runs]))
+    mean, std = (
+        f"{number:.{column.digits}f}" for number in mean_and_spread([column.factor * run[key] for run in runs])
+    )
     return mean if len(runs) < 2 or key in _COSTS else f"{mean} ± {std}"
 
 

@@ -79,23 +79,27 @@ class Landscape:
         return over.mean().item(), over.max().item()
 
 
-def table(found: Sequence[Landscape]) -> str:
+def table(landscapes: Sequence[Landscape]) -> str:
     """Make a table of the loss of each model and how it rises around it."""
     lines = [["model", "loss", "mean rise", "largest", "trace of H"]]
     lines += [
-        [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), "{:.3g} ± {:.2g}".format(*one.trace)]
-        for one in found
+        [
+            entry.title,
+            *(f"{number:.4f}" for number in (entry.centre, *entry.rise())),
+            "{:.3g} ± {:.2g}".format(*entry.trace),
+        ]
+        for entry in landscapes
     ]
     return align_columns(lines)
 
 
-def write_grid(found: Sequence[Landscape], path: Path) -> None:
+def write_grid(landscapes: Sequence[Landscape], path: Path) -> None:
     """Write all losses as a table: model, folder, a, b, loss. Weights are moved by a and b along the directions."""
     rows = [
-        [one.title, one.folder, a, b, loss]
-        for one in found
-        for a, row in zip(one.axis.tolist(), one.values.tolist())
-        for b, loss in zip(one.axis.tolist(), row)
+        [entry.title, entry.folder, a, b, loss]
+        for entry in landscapes
+        for a, row in zip(entry.axis.tolist(), entry.values.tolist())
+        for b, loss in zip(entry.axis.tolist(), row)
     ]
     write_csv(path, ["model", "folder", "a", "b", "loss"], rows)
 
@@ -208,7 +212,7 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     tensors = list(leaves.values())
-    found = tensors[0].new_zeros(probes)  # stays on the device
+    estimates = tensors[0].new_zeros(probes)  # stays on the device
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         first = torch.autograd.grad(loss(leaves), tensors, create_graph=True, materialize_grads=True)
         for i in range(probes):
@@ -216,8 +220,8 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
             slope = sum((g * v).sum() for g, v in zip(first, signs))
             if slope.requires_grad:  # else the loss is linear
                 second = torch.autograd.grad(slope, tensors, retain_graph=True, materialize_grads=True)
-                found[i] = sum((h * v).sum() for h, v in zip(second, signs)).detach()
-    return found.cpu().double()
+                estimates[i] = sum((h * v).sum() for h, v in zip(second, signs)).detach()
+    return estimates.cpu().double()
 
 
 def titles(runs: Sequence[RecordedRun]) -> list[str]:

@@ -107,7 +107,7 @@ def simulate_all(
         experiment = replace(experiment, config=common).with_validation()
         experiment.check()
         loaded = (common.load() if dataset is None else dataset).to(pick_device(common.execution.device))
-        inside = {folder / run_name(one): one for one in experiment.runs()}
+        inside = {folder / run_name(config): config for config in experiment.runs()}
         ended = train_all(inside, folder / SETTINGS, experiment.to_yaml(), resume, loaded, model)
         return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
 

@@ -62,8 +62,8 @@ def _rows(plans: Sequence[Plan]) -> tuple[np.ndarray, list[tuple[str, str, str]]
     """Compute shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks all are the module."""
     counts = coverage(plans)
     shapes = plans[0].shapes
-    found = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    blocks = {block: section.name for section in found for block in section.blocks}
+    parts = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    blocks = {block: section.name for section in parts for block in section.blocks}
     rows, names = [], []
     for name, shape in shapes.items():
         if len(shape) < 2:

@@ -72,8 +72,8 @@ def mean_and_std(
     The places are the means of the column `along` in these rounds.
     """
     measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
-    shared = sorted(set.intersection(*(set(one) for one in measured)))
-    pairs = np.array([[one[r] for r in shared] for one in measured]).reshape(len(runs), -1, 2)
+    shared = sorted(set.intersection(*(set(by_round) for by_round in measured)))
+    pairs = np.array([[by_round[r] for r in shared] for by_round in measured]).reshape(len(runs), -1, 2)
     places, values = pairs[..., 0].mean(0), pairs[..., 1]
     with np.errstate(invalid="ignore"):  # of infinite losses
         std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
@@ -111,13 +111,13 @@ def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
 
     Lines in one panel differ in both, but the fifth, which has the dash of the first.
     """
-    found: dict[str, Look] = {}
+    looks: dict[str, Look] = {}
     for part in parts(lines):
         for at, line in enumerate(part):
-            number = len(found)
+            number = len(looks)
             color, turn = COLORS[number % len(COLORS)], number // len(COLORS)
-            found[line.label] = {"color": color, "ls": _DASHES[(at + turn) % 4], "lw": 2.2 - 0.2 * at}
-    return found | {line.label: {**found[line.label], "ls": "--"} for line in lines if _still(line, along)}
+            looks[line.label] = {"color": color, "ls": _DASHES[(at + turn) % 4], "lw": 2.2 - 0.2 * at}
+    return looks | {line.label: {**looks[line.label], "ls": "--"} for line in lines if _still(line, along)}
 
 
 def parts(lines: Sequence[Line]) -> list[list[Line]]:
@@ -157,7 +157,7 @@ def _finish_panel(axis: Axes, key: str, along: str) -> None:
     lost = [f"{shorten(name)} ({known[-1]})" for name, known in values.items() if known and not np.isfinite(known[-1])]
     without = [shorten(name) for name, known in values.items() if not known]
     notes = (("not finite at the end", lost), ("not measured", without))
-    note = "\n".join(textwrap.fill(f"{what}: {', '.join(names)}", 50) for what, names in notes if names)
+    note = "\n".join(textwrap.fill(f"{reason}: {', '.join(names)}", 50) for reason, names in notes if names)
     axis.set_xlabel("\n".join(filter(None, [axis.get_xlabel(), note])))
     if axis.get_shared_y_axes().get_siblings(axis)[1:] and not axis.get_subplotspec().is_first_col():
         axis.set_ylabel("")
@@ -205,11 +205,11 @@ def two_wide(figure: Figure, number: int) -> list[Axes]:
     return [axis for _, axis in sorted(figure.subplot_mosaic(rows).items())]
 
 
-def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross entropy") -> None:
+def run_figure(rows: Sequence[Row], title: str, path: Path, quantity: str = "cross entropy") -> None:
     """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity.
 
     Args:
-        what: the loss is.
+        quantity: what the loss is.
     """
     names = set().union(*rows)
     with_cosine = "models_cosine" in names
@@ -227,7 +227,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
 
     line(accuracy, score, COLORS[0], "global model")
     if "models_accuracy" in names:
-        (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{what}") for what in ("accuracy", "std"))
+        (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{name}") for name in ("accuracy", "std"))
         _band(accuracy, at, mean, std, COLORS[1], (0, 1))
     line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
     for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
@@ -237,7 +237,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
     line(loss, "loss", COLORS[0], "test, global model")
     line(loss, "train_loss", COLORS[1], "training, mean over participants")
     finish(loss, "loss")
-    loss.set_ylabel(f"{what} of a token" if "perplexity" in names else what)
+    loss.set_ylabel(f"{quantity} of a token" if "perplexity" in names else quantity)
     for axis in cosine:
         line(axis, "models_cosine", COLORS[0], "")
         finish(axis, "models_cosine")
@@ -253,8 +253,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
 def leave_curves(run: RunState) -> None:
     """Write curves.png into the run folder, once a round was done."""
     if run.rows:
-        what = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"
-        run_figure(run.rows, run.config.title(), run.folder / "curves.png", what)
+        quantity = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"
+        run_figure(run.rows, run.config.title(), run.folder / "curves.png", quantity)
 
 
 def comparison_figure(

@@ -153,7 +153,7 @@ def report(
         note = target_table(groups, target, lambda lines: costs.append(_html_table(lines)) or "")
         lines = "<br>".join(escape(note.strip()).splitlines())
         tables.append(f"<p>{lines}</p>{costs[0]}")
-    spread = " (mean ± standard deviation over seeds)" if any(len(one) > 1 for one in groups.values()) else ""
+    spread = " (mean ± standard deviation over seeds)" if any(len(members) > 1 for members in groups.values()) else ""
     head = (
         f"{len(groups)} {'method' if len(groups) == 1 else 'methods'}, {len(runs)} runs" if len(runs) > 1 else "1 run"
     )
@@ -228,26 +228,26 @@ def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str)
     """Make the legend of a panel, with the last value of each line, and the table of all values."""
     percent = " %" if column.factor == 100 else ""
     column = column if percent else replace(column, digits=max(column.digits, _DIGITS))
-    found: list[dict[int, tuple[float, str]]] = []
+    curves: list[dict[int, tuple[float, str]]] = []
     key = ""
     for line in panel.lines:
         rounds = map(int, mean_and_std(line.runs, panel.key)[0])
         places, means, stds = mean_and_std(line.runs, panel.key, place)
         spread = [f" ± {column.number(std)}" if len(line.runs) > 1 else "" for std in stds]
         texts = [column.number(mean) + rest for mean, rest in zip(means, spread)]
-        found.append(dict(zip(rounds, zip(places, texts))))
+        curves.append(dict(zip(rounds, zip(places, texts))))
         look = looks[line.label]
         color = f"var(--line{COLORS.index(look['color'])})"
         stroke = f'stroke="{color}" stroke-width="2.5" stroke-dasharray="{_DASHES[look["ls"]]}"'
-        last = f"{texts[-1]} · round {max(found[-1])}" if texts else ""
+        last = f"{texts[-1]} · round {max(curves[-1])}" if texts else ""
         key += (
             f'<li><svg viewBox="0 0 44 10" aria-hidden="true"><path d="M0 5H44" {stroke}/></svg>'
             f"{escape(line.label)} <output>{last}</output></li>"
         )
     rows = ""
-    for number in sorted(set().union(*found)):
+    for number in sorted(set().union(*curves)):
         cells = (f'<td data-at="{at:.9g}">{text}</td>' if text else "<td></td>" for at, text in
-                 (one.get(number, (0, "")) for one in found))  # fmt: skip
+                 (curve.get(number, (0, "")) for curve in curves))  # fmt: skip
         rows += f"<tr><td>{number}</td>{''.join(cells)}</tr>\n"
     heads = "".join(f"<th>{escape(line.label)}{percent}</th>" for line in panel.lines)
     body = f"<thead><tr><th>round</th>{heads}</tr></thead>\n<tbody>{rows}</tbody>"
@@ -278,10 +278,10 @@ def _settings(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
 
 def _partitions(runs: Sequence[RecordedRun]) -> Iterable[str]:
     """Tabulate the samples of clients by class; all but the first table are folded."""
-    for at, one in enumerate(holdings(runs)):
-        text = f"<p>{escape(one.missing)}</p>" if one.missing else _heat(one.table, one.clients, one.classes)
+    for at, held in enumerate(holdings(runs)):
+        text = f"<p>{escape(held.missing)}</p>" if held.missing else _heat(held.table, held.clients, held.classes)
         opened = " open" if at == 0 else ""
-        yield f"<details{opened}><summary>{escape(one.title)}</summary>{text}</details>\n"
+        yield f"<details{opened}><summary>{escape(held.title)}</summary>{text}</details>\n"
 
 
 def _heat(counts: np.ndarray, clients: Sequence[str], classes: Sequence[str]) -> str:

@@ -141,7 +141,7 @@ def shorten(text: str) -> str:
     >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn), text:/data/emma.txt, runs/a")
     'pair/fedmr-seed0 (cnn), text:data/emma.txt, runs/a'
     """
-    return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda found: "/".join(found[0].split("/")[1:][-2:]), text)
+    return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda match: "/".join(match[0].split("/")[1:][-2:]), text)
 
 
 def save(figure: Figure, path: Path) -> None:

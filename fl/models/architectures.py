@@ -74,13 +74,13 @@ class ArchitectureOptions:
         (2, (1, 2))
         """
         try:
-            each = [tuple(map(int, str(text).split("-"))) for text in self.depths]
+            depths = [tuple(map(int, str(text).split("-"))) for text in self.depths]
         except ValueError:
             raise FLError(
                 f"--architectures.depths {','.join(self.depths)}: a depth is a number of blocks (2), or one for each "
                 "section (1-2-2-1)"
             ) from None
-        return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
+        return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in depths)
 
     def announce(self, base: Spec) -> Space:
         """Make the space of candidates."""

@@ -95,7 +95,7 @@ def make_spec(
                 code="unsupported",
             )
         if exits and "exits" not in takes:
-            able = [one for one in zoo.names() if "exits" in zoo.Spec(one).architecture.defaults]
+            able = [candidate for candidate in zoo.names() if "exits" in zoo.Spec(candidate).architecture.defaults]
             raise FLError(
                 f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}",
                 code="unsupported",
@@ -158,10 +158,10 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
     Raises SurgeryError for a model that cannot be cut like this.
     """
     if spec.depth is not None:
-        found = sections(model, example=spec.example(2))
-        if not found:
+        parts = sections(model, example=spec.example(2))
+        if not parts:
             raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen", code="unsupported")
-        depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+        depth = spec.depth * len(parts) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
         model, _ = ungraft(model, keep=depth, example=spec.example(2))
     rate = spec.width[0]
     return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
@@ -182,9 +182,9 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
     images = spec.example(2)
     output = _output(spec, model, images, "choose another model")
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
-        what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        actual = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{custom_model.name_of(spec.name)} is no plain classifier (it gives {what} in training): choose "
+            f"{custom_model.name_of(spec.name)} is no plain classifier (it gives {actual} in training): choose "
             "another one",
             code="unsupported",
         )

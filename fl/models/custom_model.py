@@ -73,7 +73,7 @@ class CustomSpec(zoo.Spec):
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Any:
         """Make samples of zeros, of the data's size."""
         del size
-        return map_inputs(lambda one: one.new_zeros(batch, *one.shape, device=device), self.sample)
+        return map_inputs(lambda tensor: tensor.new_zeros(batch, *tensor.shape, device=device), self.sample)
 
     def classifier(self) -> frozenset[str]:
         """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
@@ -133,10 +133,10 @@ def by_name(name: str) -> Model:
 
 def check_model(model: Any, flag: str = "model=") -> Model:
     """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
-    one = first(model)
-    if isinstance(one, nn.Module) or callable(one):
+    first_model = first(model)
+    if isinstance(first_model, nn.Module) or callable(first_model):
         return model
-    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one")
+    raise FLError(f"{flag} is {kind(first_model)}: give an nn.Module, or a function that makes one")
 
 
 def first(model: Model) -> Model:
@@ -159,7 +159,7 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
     """
     if model is None or first(model) is model:
         return [], ()
-    found: dict[Any, Model] = {}
+    distinct: dict[Any, Model] = {}
     keys: list[Any] = []
     if isinstance(model, Sequence):
         if len(model) > clients:
@@ -167,13 +167,13 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
                 f"{len(model)} models for {clients} clients: give one each, or fewer, which they have in turn"
             )
         keys = [id(model[k % len(model)]) for k in range(clients)]
-        found = {id(one): one for one in model}
+        distinct = {id(item): item for item in model}
     else:
         for k in range(clients):
-            made = _build(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
-            keys.append((type(made).__qualname__, str(structure(made))))
-            found.setdefault(keys[-1], partial(model, k))
-    return (list(found.values()), tuple(map(list(found).index, keys))) if len(found) > 1 else ([], ())
+            built = _build(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
+            keys.append((type(built).__qualname__, str(structure(built))))
+            distinct.setdefault(keys[-1], partial(model, k))
+    return (list(distinct.values()), tuple(map(list(distinct).index, keys))) if len(distinct) > 1 else ([], ())
 
 
 def _is_numbered(model: Any) -> bool:
@@ -193,8 +193,8 @@ def name_of(name: str) -> str:
     >>> name_of("resnet20"), name_of("my_module:MyNet"), name_of("given:MyNet")
     ('--model resnet20', '--model my_module:MyNet', 'model=MyNet')
     """
-    given, _, kind = name.partition(":")
-    return f"model={kind}" if given == GIVEN else f"--model {name}"
+    prefix, _, kind = name.partition(":")
+    return f"model={kind}" if prefix == GIVEN else f"--model {name}"
 
 
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
@@ -215,11 +215,11 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
         model.check_takes(data)
     model = _for_data(first(model), data.tokens, data.outputs)
     maker = getattr(check_model(model), "__name__", type(model).__name__)
-    made = _build(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
-    name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
-    example = data.example(2, _dtype(made))
+    net = _build(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
+    name = f"{GIVEN}:{type(net).__name__}" if name == GIVEN else name
+    example = data.example(2, _dtype(net))
     two = map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example)
-    _check_takes(name, classes_as_given(_fit(made, example)), data, two)
+    _check_takes(name, classes_as_given(_fit(net, example)), data, two)
     spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1], data.dense)
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
@@ -241,11 +241,11 @@ def restore(values: dict[str, Any], known: dict[str, Any], where: str, model: Mo
         known["tokens"],
         (*known["targets"], values["num_classes"]),
     )
-    made = _build(name, source, torch.Generator().manual_seed(0))
-    check_same(made, known, where)
+    net = _build(name, source, torch.Generator().manual_seed(0))
+    check_same(net, known, where)
 
     def of_one(shape: Sequence[int], tokens: bool | str) -> Tensor:
-        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(made)
+        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(net)
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     sample, dense = map_inputs(of_one, known["sample"], known["tokens"]), known.get("dense", False)
@@ -258,9 +258,9 @@ def identity(spec: CustomSpec) -> dict[str, Any]:
     return {
         "class": type(full).__qualname__,
         "structure": structure(full),
-        "sample": map_inputs(lambda one: list(one.shape), spec.sample),
+        "sample": map_inputs(lambda tensor: list(tensor.shape), spec.sample),
         "tokens": map_inputs(
-            lambda one: "truth values" if one.dtype == torch.bool else one.dtype == torch.int64, spec.sample
+            lambda tensor: "truth values" if tensor.dtype == torch.bool else tensor.dtype == torch.int64, spec.sample
         ),
         "targets": list(spec.targets),
         **({"dense": True} if spec.dense else {}),
@@ -287,8 +287,8 @@ def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
 
 def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:
     """Make the class of a model's specs: those of two models are never equal."""
-    made = source if isinstance(source, nn.Module) else staticmethod(source)
-    fields = {"source": made, "sample": sample, "targets": tuple(targets), "dense": dense}
+    member = source if isinstance(source, nn.Module) else staticmethod(source)
+    fields = {"source": member, "sample": sample, "targets": tuple(targets), "dense": dense}
     return type("CustomSpec", (CustomSpec,), fields)
 
 
@@ -314,7 +314,7 @@ class _ClassesLast(NamedTuple):
 
     axes: int
 
-    def __call__(self, model: nn.Module, given: Any, output: Any) -> Any:
+    def __call__(self, model: nn.Module, inputs: Any, output: Any) -> Any:
         return output.movedim(-1 - self.axes, -1) if isinstance(output, Tensor) and output.ndim > self.axes else output
 
 
@@ -383,8 +383,8 @@ def _build(name: str, source: Model | None, generator: torch.Generator | None) -
         except FLError:
             raise
         except (Exception, SystemExit) as error:
-            what = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
-            raise FLError(f"{name_of(name)}{what}: {describe_failure(error)}", code="run") from None
+            problem = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
+            raise FLError(f"{name_of(name)}{problem}: {describe_failure(error)}", code="run") from None
     if not isinstance(model, nn.Module):
         raise FLError(f"{name_of(name)} returns {kind(model)}: let it return an nn.Module", code="run")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
@@ -402,9 +402,9 @@ def _build(name: str, source: Model | None, generator: torch.Generator | None) -
 
 
 def _whats(data: Dataset) -> str:
-    what = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
-    what += " for each pixel" * data.dense
-    return f"{data.classes} {what}"
+    noun = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
+    noun += " for each pixel" * data.dense
+    return f"{data.classes} {noun}"
 
 
 def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> None:
@@ -415,12 +415,12 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 output = copy.deepcopy(model).cpu().train(training)(inputs)
         except Exception as error:  # it is the user's own code
-            what = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
+            values = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             source = find_source(name)
             hint = source.hint(data) if source else table
             raise FLError(
-                f"{name_of(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}", code="run"
+                f"{name_of(name)} does not take samples of {shape} {values}: {first_line(error)}{hint}", code="run"
             ) from None
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
@@ -429,9 +429,9 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         elif exits and not training:
             whole = " (all exits are for training; here it is their mean, for example)"
         if not isinstance(output, Tensor) or list(output.shape) != wanted:
-            found = list(output.shape) if isinstance(output, Tensor) else kind(output)
+            actual = list(output.shape) if isinstance(output, Tensor) else kind(output)
             raise FLError(
-                f"{name_of(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to "
+                f"{name_of(name)} gives {actual} for two samples {mode}, and the data have {_whats(data)}: it has to "
                 f"give {wanted}{whole}",
                 code="run",
             )

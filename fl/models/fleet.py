@@ -69,7 +69,7 @@ def identity_plan(model: nn.Module) -> Plan:
 
 def leading_plan(full: nn.Module, small: nn.Module) -> Plan:
     """Plan a model with the tensors of a full one, on some axes fewer, within it: the first entries of each axis."""
-    shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(one).items()} for one in (full, small))
+    shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(model).items()} for model in (full, small))
     first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], shapes[n])) for n in shapes}
     return Plan({name: (Source(name, index),) for name, index in first.items()}, shapes)
 
@@ -154,8 +154,8 @@ def as_shallow(
     if not isinstance(full, MultiExitResNet) or len(small) == len(full):
         return shallow, depth
     end = {"do": "remove", "module": "", "first": len(small), "count": len(full) - len(small)}
-    kept = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
-    plan = replace(depth, entries=kept, edits=(*depth.edits, end))
+    entries = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
+    plan = replace(depth, entries=entries, edits=(*depth.edits, end))
     return plan.build(full), plan
 
 
@@ -179,12 +179,12 @@ def find_kept_blocks(
     They are found by the names of tensors, since `surgery.sections` finds no section where one block is left.
     """
     names = list(surgery.state(small))
-    kept = {}
+    positions = {}
     for section in sections(full, example=example):
         count = sum(any(name.startswith(f"{block}.") for name in names) for block in section.blocks)
         count = max(1, count)  # what follows the last section of a model with exits is cut off later
-        kept[section.name] = choose(len(section.blocks), count) if choose else count
-    return kept
+        positions[section.name] = choose(len(section.blocks), count) if choose else count
+    return positions
 
 
 def brief(values: float | tuple | None, between: str = ",") -> str:
@@ -195,5 +195,5 @@ def brief(values: float | tuple | None, between: str = ",") -> str:
     """
     if values is None or values == ():
         return "full" if values is None else "none"
-    each = values if isinstance(values, tuple) else (values,)
-    return between.join(f"{v:g}" for v in (each[:1] if len(set(each)) == 1 else each))
+    numbers = values if isinstance(values, tuple) else (values,)
+    return between.join(f"{v:g}" for v in (numbers[:1] if len(set(numbers)) == 1 else numbers))

@@ -130,11 +130,11 @@ def find(init: str, spec: zoo.Spec) -> Start:
         FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
             they cannot be fetched; and naming the tensors that do not fit.
     """
-    given, source, sha256 = _read(init, spec)
+    tensors, source, sha256 = _read(init, spec)
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
-            taken, left, summed = _fit(given, whole)
+            taken, left, summed = _fit(tensors, whole)
         except _Misfit as error:
             misfits.append(error)
             continue
@@ -144,7 +144,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, source, sha256, tuple(left), tuple(summed))
     which = name_of(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
-    why = min(misfits, key=lambda one: one.count)
+    why = min(misfits, key=lambda misfit: misfit.count)
     patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.architecture.defaults
     hint = (
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
@@ -161,43 +161,45 @@ class _Misfit(Exception):
         self.count = count
 
 
-def _fit(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
+def _fit(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
     """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed.
 
     Raises:
         _Misfit: naming the tensors that do not fit.
     """
     layout = _layout(spec)
-    given = _rename(given, spec, layout)
-    missing = [name for name in layout if name not in given and not _optional(name)]
-    strange = [name for name in given if name not in layout and not _optional(name)]
-    unequal = [name for name in layout if name in given and given[name].shape != layout[name].shape]
+    tensors = _rename(tensors, spec, layout)
+    missing = [name for name in layout if name not in tensors and not _optional(name)]
+    strange = [name for name in tensors if name not in layout and not _optional(name)]
+    unequal = [name for name in layout if name in tensors and tensors[name].shape != layout[name].shape]
     heads = _heads(spec) if missing or unequal else frozenset()
-    left = _list_left(given, {name: layout[name] for name in layout if name in heads})
+    left = _list_left(tensors, {name: layout[name] for name in layout if name in heads})
     stems = _list_varying(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
     summed = [
         name
         for name in unequal
-        if name in stems and given[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
+        if name in stems and tensors[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
     ]
-    told = _list("it lacks", [name for name in missing if name not in left])
-    told += _list("the model has no", strange)
+    problems = _list("it lacks", [name for name in missing if name not in left])
+    problems += _list("the model has no", strange)
     other = [name for name in unequal if name not in (*left, *summed)]
-    told += _list("shapes differ:", [f"{n} {list(given[n].shape)} for {list(layout[n].shape)}" for n in other])
-    kinds = [n for n in layout if n in given and given[n].is_floating_point() != layout[n].is_floating_point()]
-    told += _list("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
-    told += _list("numbers that are not finite:", [n for n in layout if n in given and not given[n].isfinite().all()])
-    if told:
-        raise _Misfit("; ".join(told), len(missing) + len(strange) + len(other) + 1)
-    taken = {name: given[name] for name in layout if name in given and name not in left}
+    problems += _list("shapes differ:", [f"{n} {list(tensors[n].shape)} for {list(layout[n].shape)}" for n in other])
+    kinds = [n for n in layout if n in tensors and tensors[n].is_floating_point() != layout[n].is_floating_point()]
+    problems += _list("other kinds of numbers:", [f"{n} {tensors[n].dtype}" for n in kinds])
+    problems += _list(
+        "numbers that are not finite:", [n for n in layout if n in tensors and not tensors[n].isfinite().all()]
+    )
+    if problems:
+        raise _Misfit("; ".join(problems), len(missing) + len(strange) + len(other) + 1)
+    taken = {name: tensors[name] for name in layout if name in tensors and name not in left}
     for name in summed:
         taken[name] = taken[name].sum(1, keepdim=True)
     return {name: tensor.to(layout[name].dtype) for name, tensor in taken.items()}, left, summed
 
 
-def _list_left(given: Mapping[str, Tensor], heads: State) -> list[str]:
+def _list_left(tensors: Mapping[str, Tensor], heads: State) -> list[str]:
     """List the classifier's tensors if it is for other classes, or not there at all; none if it is another layer."""
-    there = [given.get(name) for name in heads]
+    there = [tensors.get(name) for name in heads]
     if all(tensor is None for tensor in there):
         return list(heads)
     same = all(t is not None and t.shape[1:] == layout.shape[1:] for t, layout in zip(there, heads.values()))
@@ -210,40 +212,40 @@ def _optional(name: str) -> bool:
     return name.endswith(("num_batches_tracked", ".step"))
 
 
-def _list(what: str, names: list[str], most: int = 3) -> list[str]:
+def _list(heading: str, names: list[str], most: int = 3) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return [f"{what} {', '.join(names[:most])}{more}"]
+    return [f"{heading} {', '.join(names[:most])}{more}"]
 
 
-def _rename(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
     """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
-    if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in given):
-        return _without_classifier(given, spec)
-    if _foreign(spec) or 2 * len(layout.keys() & given.keys()) >= len(layout):
-        return given
+    if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in tensors):
+        return _without_classifier(tensors, spec)
+    if _foreign(spec) or 2 * len(layout.keys() & tensors.keys()) >= len(layout):
+        return tensors
     plain = {name: False for name in ("scaler", "step_size") if name in spec.architecture.defaults}
     if spec.tokens is None:
-        plain["num_classes"] = weights.classes(given) or spec.num_classes
+        plain["num_classes"] = weights.classes(tensors) or spec.num_classes
     errors = []
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
-            model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), given)
+            model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), tensors)
             return {name: tensor for name, tensor in model.state_dict().items() if name in layout}
         except zoo.ZooError as error:
             errors.append(error)
     raise _Misfit(str(errors[0]), float("inf")) from None
 
 
-def _without_classifier(given: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
+def _without_classifier(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
     """Rename the weights of a model with one classifier, but this, for the same model with exits."""
     try:
-        one = replace(spec, exits=False)
+        plain = replace(spec, exits=False)
     except zoo.ZooError as error:  # it ends after an earlier section
         raise _Misfit(str(error), float("inf")) from None
-    heads = _heads(one)
-    return {name: tensor for name, tensor in _rename(given, one, _layout(one)).items() if name not in heads}
+    heads = _heads(plain)
+    return {name: tensor for name, tensor in _rename(tensors, plain, _layout(plain)).items() if name not in heads}
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:

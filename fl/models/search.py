@@ -335,8 +335,8 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     width = tuple(map(pick, zip(*(spec.width for spec in specs))))
     depths = list(dict.fromkeys(spec.depth for spec in specs))
     if len({depth and len(depth) for depth in depths}) > 1:
-        each = ", ".join(brief(depth, "-") for depth in depths)
-        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section")
+        listed = ", ".join(brief(depth, "-") for depth in depths)
+        raise FLError(f"{first.name}: depths {listed} do not compare: give one for each section")
     return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
 
 
