@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Return `COMMANDS` with those of extensions."""
+    """Return `COMMANDS` and the commands of extensions."""
     return COMMANDS | collect("fl.commands", "COMMANDS", tuple)
 
 

@@ -49,15 +49,15 @@ class Arguments:
     part: Annotated[str, one_of("test", "train")] = "test"
     """samples to compute the loss on: the common test set, or those that clients train on"""
     samples: Natural = 1000
-    """how many of them, drawn by --seed, the same ones for models of the same split; 0 is all"""
+    """how many of them, chosen by --seed, the same ones for models of the same split; 0 is all"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
-    """draws the directions and the samples"""
+    """chooses the directions and the samples"""
     together: Natural = 0
     """compute this many models side by side; 0 is 16 on CUDA and one on the CPU"""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """folder of the data sets [that of each run]"""
+    """folder of the data sets [the folder of each run]"""
     download: bool = True
     """download a data set that is missing"""
 

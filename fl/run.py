@@ -24,7 +24,7 @@ from fl.settings.recipes import RECIPES, Recipe
 def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECIPES) -> int:
     """Run every method and seed of the command line.
 
-    If there are several, each has a folder within that of the command, and one table and one figure compare them.
+    If there are several, each has a folder within the command's, and one table and one figure compare them.
 
     Args:
         recipes: those whose name may be the first word.

@@ -127,14 +127,14 @@ class Holdings(NamedTuple):
 
 
 def holdings(runs: Sequence[RecordedRun]) -> list[Holdings]:
-    """Deal out the data of runs as they did, once for all runs that share them."""
+    """Partition the data of runs as they did, once for all runs that share them."""
     distinct = dict.fromkeys(
         (run.config.data, run.config.execution.data_root, run.config.clients.number, run.config.seed) for run in runs
     )
     return [_holdings(*arguments) for arguments in distinct]
 
 
-@lru_cache(maxsize=64)  # a page is written again and again while runs go on
+@lru_cache(maxsize=64)  # a page is written repeatedly while runs continue
 def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> Holdings:
     title = f"{'custom data' if data.dataset == GIVEN else data.dataset}, {data.spread()}, seed {seed}"
     try:

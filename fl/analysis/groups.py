@@ -102,7 +102,7 @@ def _name_inputs(config: Config, inputs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _seeds_have_own_data(runs: Sequence[RecordedRun]) -> bool:
-    """Return whether each seed has data of its own, as splits that are drawn anew for each seed."""
+    """Return whether each seed has its own data, as where it makes the split."""
     pairs = {(run.config.seed, run.own.get("dataset")) for run in runs}
     seeds, data = ({pair[part] for pair in pairs} for part in (0, 1))
     return 1 < len(pairs) == len(seeds) == len(data)
@@ -232,12 +232,12 @@ def common(configs: Sequence[Config]) -> str:
 
 
 def _scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores of the global model, with those of metrics that are among the names."""
+    """Find the columns with scores of the global model, metrics among the names included."""
     return {name: column for name, column in columns(names).items() if column.beside_clients}
 
 
 def _client_scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores on clients' own test data, with those of metrics that are among the names."""
+    """Find the columns with scores on clients' own test data, metrics among the names included."""
     return {
         name: column for name, column in columns(names).items() if column.heading and name.startswith("local_test_")
     }
@@ -246,7 +246,7 @@ def _client_scores(names: Iterable[str]) -> dict[str, Column]:
 def others(names: Iterable[str]) -> dict[str, Column]:
     """Find the columns with a heading that are neither scores of the global model nor of clients' own data.
 
-    Those of methods are there if they are among the names.
+    Methods' columns are there if they are among the names.
 
     Raises FLError for one with the name of another result.
 
@@ -319,8 +319,8 @@ def outcome(run: RecordedRun) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
     Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics
-    that were asked for) are those of the last evaluated round. late is the mean of the last ten accuracies (or
-    errors), if there are ten, best that of the best round, see `fl.runs.metrics.best`. Scores on clients' own test
+    that were asked for) are from the last evaluated round. late is the mean of the last ten accuracies (or errors),
+    if there are ten, best is from the best round, see `fl.runs.metrics.best`. Scores on clients' own test
     data, if they have some, are means over clients in the round of `selection`: local_test_accuracy, local_test_f1,
     local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the
     whole run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.

@@ -86,11 +86,11 @@ def simulate_all(
 
     Each has a run folder within the given one, as from `python -m fl.run --algorithm A,B --seeds 0,1`, and `python -m
     fl.compare FOLDER` draws them in one figure. The data set is loaded once. What is wrong with any of the runs is
-    refused before the first trains; after one whose training fails the others go on.
+    refused before the first trains; if the training of one fails, the others continue.
 
     Args:
         experiment: the methods, the seeds, and what they have in common.
-        folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others go on.
+        folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others continue.
         dataset, model: of your own, as in `simulate`.
 
     Returns:

@@ -53,7 +53,7 @@ class Structure:
     def of(cls, run: RunState) -> "Structure | None":
         """Make the structure of a run.
 
-        None if its method does not give clients models on levels, or nobody knows the truth, as of real clients.
+        None if its method does not give clients models on levels, or the truth is unknown, as for real clients.
         """
         if not run.algorithm.levels or run.fed.truth is None:
             return None

@@ -1,4 +1,4 @@
-"""The exception of this package, its kinds that callers tell apart, the end by a signal; and what raises them."""
+"""The exception of this package, its kinds, the end by a signal, and what raises them."""
 
 import re
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ Code = Literal[
     "file",  # a file cannot be read, written or fetched, holds something else, or is there already
     "folder",  # a run folder exists, is in use, has no run (yet), or has one of other settings, models or data
     "peers",  # nodes of clients, or ranks, do not answer, or send what does not fit
-    "diverged",  # training cannot go on, since losses or weights became infinite or not a number
+    "diverged",  # training cannot continue, since losses or weights became infinite or not a number
     "memory",  # what was asked for needs more memory than is free
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""What kind of thing went wrong, for code that reacts to it in different ways."""
 
 
 class FLError(ValueError):
@@ -53,7 +53,7 @@ class FLError(ValueError):
 
 
 class Diverged(FLError):
-    """Training that cannot go on because every client of a round failed."""
+    """Training that cannot continue because every client of a round failed."""
 
     def __init__(self, message: str, *, code: Code = "diverged") -> None:
         super().__init__(message, code=code)
@@ -135,7 +135,9 @@ def reason(error: str | BaseException) -> str:
 
 
 def ask_memory(needed: int, purpose: str, instead: str) -> None:
-    """Raise FLError if so many bytes of the CPU's memory are not free, before they are taken.
+    """Raise FLError if the CPU's memory has fewer bytes free than are needed.
+
+    It is called before they are taken.
 
     Args:
         purpose: what takes them.

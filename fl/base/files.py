@@ -102,7 +102,9 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
 
 @contextmanager
 def private(folder: Path | None = None) -> Iterator[None]:
-    """Within the block, let nobody else read what this process makes, or one that it starts; nor a folder, if given.
+    """Within the block, let no other user read what this process makes; nor a folder, if given.
+
+    The same holds for processes that it starts.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "keys"

@@ -1,4 +1,4 @@
-"""Find extensions of this project: new files in its rooms, entry points of packages, objects by their import path."""
+"""Find extensions of this project: new files in its packages, entry points, objects by their import path."""
 
 import difflib
 import logging
@@ -93,7 +93,7 @@ def list_installed(group: str) -> dict[str, EntryPoint]:
 def load_entry_points(group: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
     """Load the entry points of one of `GROUPS`, by their names.
 
-    One that cannot be had is left out with a warning, so that a broken package stops nobody from using the others.
+    One that cannot be had is left out with a warning, so that a broken package does not keep the others from use.
 
     Args:
         taken: names that are ours.
@@ -236,7 +236,7 @@ def check_takes(label: str, function: Callable[..., Any], arguments: str) -> Non
 
 def describe_failure(error: BaseException) -> str:
     """Say in one line what a user's own code raised, and where."""
-    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
+    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is the call's
     while trace is not None and not isinstance(error, SyntaxError):  # which says itself where it is
         if not (file := trace.tb_frame.f_code.co_filename).startswith("<frozen"):  # Python's own import
             where = f" ({Path(file).name}, line {trace.tb_lineno})"

@@ -25,13 +25,13 @@ from fl.base.errors import FLError
 T = TypeVar("T")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
-_MANY = 20  # names that nobody wants to read all of
+_MANY = 20  # names, more than one reads through
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers between two bounds, each of which is among them (`least`, `most`) or not (`above`, `below`).
+    """The numbers between two bounds: with them (`least`, `most`) or without (`above`, `below`).
 
     Attributes:
         zero: whether 0, which then stands for "none", is allowed as well.
@@ -151,7 +151,7 @@ class Rare:
 
 
 class Default(int):
-    """A number that nobody set, so that it may follow other settings; it equals the plain one."""
+    """A number left at its default, which may follow other settings; it equals the plain one."""
 
     def at_most(self, number: int) -> "Default":
         """Lower it to a number.
@@ -163,7 +163,7 @@ class Default(int):
 
 
 class Defaults(tuple):
-    """Several values that nobody set, some of them numbers, or words for these."""
+    """Several values left at their defaults, some of them numbers, or words for these."""
 
     def at_most(self, number: int) -> "Defaults":
         """Lower each of its numbers to a number."""
@@ -175,7 +175,7 @@ class Flag(PrimitiveConstructorSpec):
     """The written form of a setting, with the values that it may have.
 
     Attributes:
-        items: of which each value is one (each of the items of a tuple): Limits, names, or None for any.
+        items: what a value may be (each item of a tuple): Limits, names, or None for any.
         own: see `choice`.
     """
 
@@ -227,7 +227,7 @@ def as_plain(value: Any) -> Any:
 
 
 def lower_defaults(settings: T, number: int) -> T:
-    """Lower those of the settings that nobody set from what they usually are to a number."""
+    """Lower settings that are left at their defaults to a number."""
     unset = (field.name for field in fields(settings) if isinstance(getattr(settings, field.name), Default | Defaults))  # type: ignore[arg-type]
     return replace(settings, **{name: getattr(type(settings), name).at_most(number) for name in unset})  # type: ignore[type-var]
 
@@ -476,7 +476,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as `Config.of` has it, that of its group before it: `fedexp.max_step`."""
+        """The name as `Config.of` has it, after its group's name: `fedexp.max_step`."""
         return (f"{self.group}." if self.group else "") + name_of(self.field)
 
     @property

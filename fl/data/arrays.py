@@ -19,7 +19,7 @@ from fl.data.mapped import from_array, pieces, value_range
 TASKS = ("classification", "regression", "multilabel", "segmentation")
 UNSCORED = -100
 """In the place of the token after, or of a pixel's class, where none counts: what torch's cross entropy leaves out."""
-_VOID = 255  # the same in files of masks, such as those of Pascal VOC, Cityscapes and ADE20K
+_VOID = 255  # the same in files of masks, as in Pascal VOC, Cityscapes and ADE20K
 _CHANNELS = (1, 3, 4)
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
@@ -410,7 +410,7 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 
 def _as_masks(name: str, y: Tensor) -> str:
-    """Say what becomes of labels that are several a sample, as those of each pixel or step are."""
+    """Say what becomes of labels where a sample has several, one for each pixel or step."""
     several = "; several a sample, each 0 or 1, are for task='multilabel'"
     either = bool(((y == 0) | (y == 1)).all()) and y.ndim == 2
     return f"{several * either}; a class for each pixel or step is for task='segmentation'"

@@ -30,7 +30,7 @@ _MOST_NAMES = 8
 """Owners whose names a client has; of further ones it has the number."""
 
 _MOST_SITES = 20
-"""Owners of a test set for each of which scores are counted apart."""
+"""Largest number of a test set's owners for which scores are counted separately."""
 
 
 class Origin(NamedTuple):
@@ -62,7 +62,7 @@ class Dataset:
         x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
             table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
             token that comes after each, int64 [N, T], or a label for each sequence. Where the token after is
-            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt. Or masks, int64
+            `UNSCORED`, as in a prompt, it counts neither in losses nor in scores. Or masks, int64
             [N, H, W], a class for each pixel, where `UNSCORED` does the same. Or, for a model of your own with several
             inputs, x is a dict of such images, floats and tokens, which it gets by keyword: `model(**inputs)`.
         test_x, test_y: the same for the test set.
@@ -154,7 +154,7 @@ class Dataset:
                 voxel [N, D, H, W]), or -100 or 255 where it does not count.
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
-                With both, each of its clients is tested on its own test samples, which nobody trains on.
+                With both, each of its clients is tested on its own test samples, which no one trains on.
             valid: True for each of `x` that its client validates on and never trains on.
             classes: their number; None: as many as the labels (or tokens) show.
             top: the largest value of a uint8 pixel.
@@ -203,8 +203,8 @@ class Dataset:
     ) -> "Dataset":
         """Make a data set of two of torch or torchvision, whose items are (sample, label), such as an `ImageFolder`.
 
-        All samples are read into memory, once: random transforms of training images would be drawn only once, so use
-        --crop and --flip for these.
+        All samples are read into memory, once: random transforms of training images would be applied only once, so
+        use --crop and --flip for these.
 
         Args:
             train, test: with `len()` and items by number. Samples are Pillow's images (which become uint8), tensors or

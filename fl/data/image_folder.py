@@ -22,7 +22,7 @@ def load(root: Path, path: str) -> Dataset:
     """Load a folder of pictures, as in `images:scans` or `images:scans?size=64`.
 
     A picture lies in CLASS/, or in SITE/CLASS/ where several sites have their own. Folders train, valid and test may
-    stand above or below those of the sites; without them the last tenth of the pictures of each site and class, by
+    stand above or below the sites' folders; without them the last tenth of the pictures of each site and class, by
     name, is for testing, one at least. Classes go by their names over all sites, in alphabetical order. Files and
     folders whose names begin with a dot are left out; anything else that is no picture is an error.
 

@@ -21,7 +21,7 @@ from fl.data.dataset import Dataset
 from fl.data.loader import Loader, Source
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
-"""The splits of EMNIST, and the labels in their files. Only those of `letters` do not start at 0."""
+"""The splits of EMNIST, and the labels in their files. Only the labels of `letters` do not start at 0."""
 
 
 def digits(root: Path, download: bool) -> Dataset:

@@ -13,7 +13,7 @@ Inputs: TypeAlias = Any
 
 
 def map_inputs(function: Callable[..., Any], inputs: Inputs, *others: Inputs) -> Inputs:
-    """Apply a function to every tensor of inputs, with those of the same name in others.
+    """Apply a function to every tensor of inputs, with tensors of the same name in others.
 
     >>> import torch
     >>> map_inputs(torch.add, {"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(1)})
@@ -88,7 +88,7 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
 
 
 def split_inputs(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    """Yield views of so many samples at a time, as `Tensor.split` gives them.
+    """Yield views of a number of samples at a time, as `Tensor.split` gives them.
 
     >>> import torch
     >>> [map_inputs(len, some) for some in split_inputs({"a": torch.zeros(3, 2)}, 2)]

@@ -123,7 +123,7 @@ _REALIGN = (
 def _numberings(name: str, part: Any) -> list[_Numbering | None]:
     """List how each data set numbers classes that is within one: None for those that do not say.
 
-    It looks into a `Subset`, such as those of `random_split`, and a `ConcatDataset`.
+    It looks into a `Subset`, such as `random_split` makes, and a `ConcatDataset`.
     """
     if isinstance(part, torch.utils.data.Subset):
         return _numberings(name, part.dataset)
@@ -135,7 +135,7 @@ def _numberings(name: str, part: Any) -> list[_Numbering | None]:
         return [None]
     if transform is None:
         return [_Numbering(where, numbers, chosen=False)]
-    try:  # the user's own code, of which the labels show whether they are numbers
+    try:  # the user's own code; the labels show whether it gives numbers
         return [_Numbering(where, {label: int(transform(k)) for label, k in numbers.items()}, chosen=True)]
     except Exception:
         return [None]

@@ -28,7 +28,7 @@ class Loader:
             TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
-        own: whether its files are a user's, who may change them: a run then goes on with the same samples alone.
+        own: whether its files are a user's, who may change them: a run then resumes with the same samples only.
     """
 
     load: Callable[..., Dataset]

@@ -1,5 +1,5 @@
 """Texts by name (Python's documentation topics, WikiText-2, Shakespeare's speakers, any file of plain text), their
-tokens (words of a vocabulary, bytes, or those of a model's tokenizer), and documents as a Dataset of sequences of them.
+tokens (words of a vocabulary, bytes, or a model's tokenizer's), and documents as a Dataset of sequences of them.
 
 Words joined by spaces split into the same words again. The end of a line is a word of its own, as in WikiText's
 published counts.
@@ -47,7 +47,7 @@ class TextOptions:
     """Text."""
 
     tokens: Annotated[str, Flag(str, "{word,byte,tokenizer:FOLDER}")] = "word"
-    """what a token is: word, byte, or that of a tokenizer of transformers, which a folder holds"""
+    """what a token is: word, byte, or a token of a tokenizer of transformers, which a folder holds"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
     """word: number of the most frequent words that are kept; all others become <unk>, as do words that occur only once
     in the training part; 0: no limit"""
@@ -71,7 +71,7 @@ class Pieces(tuple[str, ...]):
 
     @classmethod
     def of(cls, tokens: str) -> "Pieces":
-        """Read those of tokenizer:FOLDER."""
+        """Read the tokens of tokenizer:FOLDER."""
         path = Path(tokens.partition(":")[2]).expanduser()
         with transformers(f"--text.tokens {tokens}", path) as library:
             tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -98,7 +98,7 @@ def dataset(
 
     A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
     another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
-    `owners`.) The test documents are cut as one stream, since nobody owns them, so that short ones count as well.
+    `owners`.) The test documents are cut as one stream, since no client owns them, so that short ones count as well.
     Which tokens are for testing does not depend on T.
 
     Args:
@@ -169,7 +169,7 @@ def number_tokens(
     """Convert split texts to tokens: words by the vocabulary of the training part, which comes third."""
     if options.tokens != "word":
         return train, held, known
-    # Without rare words in training, nobody would learn about <unk>, which occurs in the test part.
+    # Without rare words in training, no model would learn about <unk>, which occurs in the test part.
     vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
     numbers = {word: number for number, word in enumerate(vocabulary)}
     train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
@@ -263,8 +263,8 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
 
     The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
-    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download
-    from PyTorch's examples: train.txt, valid.txt and test.txt.
+    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or as in the download from
+    PyTorch's examples: train.txt, valid.txt and test.txt.
 
     Args:
         training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).

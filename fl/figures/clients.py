@@ -22,7 +22,7 @@ CLUSTERS = [
     "#4b3c78", "#8778ff", "#5a00b4", "#964b1e", "#a5d2ff", "#785a78", "#a5ffa5", "#96b487", "#d20fc3", "#f0c378",
     "#a5f0e1", "#ff78d2", "#695af0", "#5a785a", "#783c5a",
 ]  # fmt: skip
-"""Colours of clusters: first those of Okabe and Ito; each of the others differs much from all before it, to
+"""Colours of clusters: first Okabe and Ito's; each of the others differs much from all before it, to
 colour-blind eyes too, and is bright enough for black lines to be seen on it."""
 MOST = 12
 """The most runs in one figure."""

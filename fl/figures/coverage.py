@@ -1,4 +1,6 @@
-"""Maps of which clients cover which part of the global model (FedFA, section 3.1 and Fig. 1: weak points).
+"""Maps that show which clients cover which part of the global model.
+
+FedFA, section 3.1 and Fig. 1, calls parts with few clients weak points.
 
 A part that few clients cover can be changed at will by these few. A last block that is grafted onto deeper ones covers
 these as well.
@@ -107,8 +109,8 @@ def coverage(plans: Sequence[Plan]) -> dict[str, Tensor]:
     """Count the clients that cover each position of the first axis of each tensor of the global model.
 
     Args:
-        plans: one for each client, all of one global model. If a tensor is written to several places, as those of a
-            last block are, all of them count.
+        plans: one for each client, all of one global model. If a tensor is written to several places, as in a last
+            block, all of them count.
 
     Returns:
         float64 [S0] for tensors [S0, ...], [1] for scalars, on the CPU. It is the mean over the other axes, so that a

@@ -32,7 +32,7 @@ Look = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The runs of one line, one a seed, and the rounds that they are judged by, by default those of `selected`."""
+    """The runs of one line, one a seed, and the rounds that they are judged by, by default `selected`'s."""
 
     label: str
     runs: Sequence[Sequence[Row]]
@@ -189,7 +189,7 @@ def seeds_note(numbers: Sequence[int]) -> str:
 
 
 def new_figure(width: float, panels_high: int) -> Figure:
-    """Make a figure with room for panels below each other."""
+    """Make a figure with space for panels below each other."""
     figure = Figure(figsize=(width, _HIGH * panels_high), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     return figure
@@ -266,7 +266,7 @@ def comparison_figure(
 ) -> None:
     """Draw curves of several methods: mean and one standard deviation over their runs.
 
-    More than `MOST` methods are shared out among panels, in each of which the others are grey. Vertical lines mark the
+    More than `MOST` methods are shared out among panels; each shows the others in grey. Vertical lines mark the
     rounds in which the first run of a method begins to train another level.
 
     Args:
@@ -351,5 +351,5 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)
     left_out = {local} - everywhere
     if "perplexity" in everywhere:
-        left_out.add("loss")  # of which the perplexity is the exponential
+        left_out.add("loss")  # the perplexity is its exponential
     return [key for key in keys if key in somewhere - left_out]

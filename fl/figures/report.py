@@ -141,7 +141,7 @@ def report(
     Args:
         against: what curves are drawn against, one of `AGAINST`.
         target: a score; what runs took to reach it is a second table.
-        every: after how many seconds a browser shows the page anew, if runs go on.
+        every: after how many seconds a browser reloads the page, while runs continue.
     """
     groups = group(runs)
     title = common([run.config for run in runs]) or "Runs"
@@ -179,7 +179,10 @@ def report(
 
 
 def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
-    """Lay out cells, the first line of which are headings; on a phone, a line of "rows" is a block of named cells."""
+    """Lay out cells below a first line of headings.
+
+    On a phone, a line of "rows" is a block of named cells.
+    """
     heads = [escape(name) for name in lines[0]]
     rows = ""
     for line in lines[1:]:

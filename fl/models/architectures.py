@@ -31,7 +31,7 @@ class ArchitectureOptions:
     """The architectures among which clients of methods with different architectures may choose."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
-    """widths to choose among, as rates of that of the model that --width and --depth describe"""
+    """widths to choose among, as rates of the width of the model that --width and --depth describe"""
     depths: Blocks = ()
     """depths to choose among, as numbers of blocks: one for all sections (1,2,3), or one for each with dashes
     between (1-1-2-2,2-2-3-3); own: the model's own"""
@@ -158,7 +158,7 @@ def _by_score(
     """Choose the smallest candidate for weak clients, and for each other client the one with the best ZiCo score on its
     own data; None for those that take the largest.
 
-    The scored models have initial weights drawn from the run's seed. A client with too few samples for two different
+    The scored models have initial weights by the run's seed. A client with too few samples for two different
     batches takes the smallest candidate.
     """
     weak = set(draw(len(clients), round(options.weak * len(clients)), rng.torch("weak")))

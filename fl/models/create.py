@@ -1,5 +1,5 @@
-"""The models that can be trained: those of the zoo for images and for text, any image classifier of timm and
-torchvision by name, and users' own.
+"""The models that can be trained: the zoo's for images and for text, any image classifier of timm and torchvision by
+name, and users' own.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Models that a user wrote: an `nn.Module`, or a function that makes one, which may be named by its import path.
 
 A spec of such a model is a `zoo.Spec` of a class of its own, made by `describe`, which builds the user's model. So all
-that takes a spec takes it: narrow and shallow models come from `surgery`, as those of timm and torchvision do.
+that takes a spec takes it: narrow and shallow models come from `surgery`, as for models of timm and torchvision.
 """
 
 import copy
@@ -34,7 +34,7 @@ GIVEN = "given"
 
 LIBRARIES = ("timm", "torchvision")
 Model: TypeAlias = nn.Module | Callable[..., nn.Module] | Sequence[nn.Module | Callable[[], nn.Module]]
-"""A module, whose weights are the initial ones, or a function that makes one with weights of its own. Or those of
+"""A module, whose weights are the initial ones, or a function that makes one with weights of its own. Or models of
 several architectures: a list of them, which clients have in turn, or a function of a client's number."""
 
 
@@ -286,7 +286,7 @@ def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
 
 
 def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:
-    """Make the class of a model's specs: those of two models are never equal."""
+    """Make the class of a model's specs, so that specs of two models are never equal."""
     member = source if isinstance(source, nn.Module) else staticmethod(source)
     fields = {"source": member, "sample": sample, "targets": tuple(targets), "dense": dense}
     return type("CustomSpec", (CustomSpec,), fields)
@@ -425,7 +425,7 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
         if exits and training and isinstance(output, Tensor) and output.ndim > 1:
-            wanted.insert(1, output.shape[1])  # of which there may be any number
+            wanted.insert(1, output.shape[1])  # there may be any number of them
         elif exits and not training:
             whole = " (all exits are for training; here it is their mean, for example)"
         if not isinstance(output, Tensor) or list(output.shape) != wanted:

@@ -1,4 +1,4 @@
-"""The weights that a run begins with, if they are not drawn: from a file, or as timm and torchvision publish them, and
+"""The weights that a run begins with, if they are not random: from a file, or as timm and torchvision publish them,
 fitted to its model.
 """
 
@@ -78,9 +78,9 @@ class Start(NamedTuple):
     """Trained weights under the names, and in the shapes, of a run's model.
 
     Attributes:
-        taken: the tensors that come from the source; all others are drawn as ever.
+        taken: the tensors that come from the source; all others are initialised as usual.
         source: where they come from: a file, timm:NAME or torchvision:NAME. sha256: see `_read`.
-        left: the tensors of the classifier, if it is another one there and is drawn.
+        left: the tensors of the classifier, if it is another one there and is initialised.
         summed: the tensors that are summed over their input channels.
     """
 
@@ -100,7 +100,7 @@ class Start(NamedTuple):
         return line
 
     def create(self, generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-        """Create the model of a spec with these weights; what is left is drawn from the generator."""
+        """Create the model of a spec with these weights; the generator initialises the rest."""
         model = create(generator, spec)
         try:
             strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
@@ -119,12 +119,12 @@ class Start(NamedTuple):
 def find(init: str, spec: zoo.Spec) -> Start:
     """Read the weights that --init names, and fit them to the model of a spec.
 
-    They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
-    same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `narrow(..., like=)`.
+    They may be of the model itself, or of the same model at full width and depth. It then gets its part: the same
+    channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `narrow(..., like=)`.
     Models of the zoo also take the layouts that `zoo.load` knows; a model of one's own takes the names of its own state
-    dict. A classifier for other classes, or none, is left as it is drawn, and so are all exits where the weights are of
-    a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model of
-    one's own. Nothing else may differ.
+    dict. A classifier for other classes, or none, keeps its initial weights, and so do all exits where the weights are
+    of a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model
+    of one's own. Nothing else may differ.
 
     Raises:
         FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
@@ -162,7 +162,7 @@ class _Misfit(Exception):
 
 
 def _fit(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
-    """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed.
+    """Rename tensors as in a spec's model; list the classifier's that are left, and the summed ones.
 
     Raises:
         _Misfit: naming the tensors that do not fit.
@@ -220,7 +220,7 @@ def _list(heading: str, names: list[str], most: int = 3) -> list[str]:
 
 
 def _rename(tensors: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
-    """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
+    """Rename tensors as in the zoo's model, if they are of its counterpart in a library."""
     if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in tensors):
         return _without_classifier(tensors, spec)
     if _foreign(spec) or 2 * len(layout.keys() & tensors.keys()) >= len(layout):
@@ -249,7 +249,7 @@ def _without_classifier(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> Mappin
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
-    """Cut the tensors of a spec's model out of those of the full one."""
+    """Cut the tensors of a spec's model out of the full model's."""
     model = full.build(torch.Generator())
     model.load_state_dict(taken, strict=False)
     try:

@@ -32,7 +32,9 @@ _OTHERS = {"StochasticDepth": "p", "DropPath": "drop_prob"}  # torchvision's and
 
 
 class LibrarySpec(zoo.Spec):
-    """The spec of a library's model, timm:NAME or torchvision:NAME; the library draws its weights.
+    """The spec of a library's model, timm:NAME or torchvision:NAME.
+
+    The library initialises its weights.
 
     Its dropout is what the library sets, unless it is 0, which switches off all that is dropped at random.
 

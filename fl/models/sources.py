@@ -18,7 +18,7 @@ class Source(ABC):
     A file `sources.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
 
     Attributes:
-        name: as --model has it. drawn: whether its weights are drawn.
+        name: as --model has it. drawn: whether its weights are initialised at random.
     """
 
     drawn = False

@@ -49,7 +49,7 @@ def _check(candidate: Any, name: str = "") -> Kind:
 
 
 def _kinds() -> dict[str, Kind]:
-    """Return the kinds of this folder's files, and those of packages."""
+    """Return the kinds of this folder's files, and of installed packages."""
     ours = collect("fl.partition", "KIND", Kind)
     return ours | load_entry_points("partitions", ours, _check)
 
@@ -86,16 +86,16 @@ def deal(
     owners: Tensor | None = None,
     **options: Any,
 ) -> Partition:
-    """Deal out samples to clients.
+    """Partition samples among clients.
 
     Args:
         labels: int64 [N]; [N, T] for text, [N, H, W] for masks and float32 [N, D] for numbers, which only some kinds
-            can deal out.
+            can partition.
         kind: one of `KINDS`, or an import path.
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
         owners: the natural owner of each sample, int64 [N]; None for data without owners.
-        options: those of the kind, see `Kind.options`, if they are not the defaults.
+        options: the kind's, see `Kind.options`, if they are not the defaults.
 
     Raises:
         FLError: for an unknown kind, and for data that cannot be divided like this.

@@ -1,4 +1,4 @@
-"""Partitions by classes: shards (each client has a few) and clusters (those of a cluster share them)."""
+"""Partitions by classes: shards (each client has a few) and clusters (clients of a cluster share them)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
-    """Give every client `minimum` samples: one at a time, drawn at random from the client that then has most.
+    """Give every client `minimum` samples: one at a time, a random one of the client that then has most.
 
     Changes the client of each sample [N], and returns how many samples moved.
     """

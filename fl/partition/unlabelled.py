@@ -1,4 +1,4 @@
-"""Partitions that do not look at labels, and so can deal out text as well: iid, contiguous and natural."""
+"""Partitions that do not look at labels, and so take text as well: iid, contiguous and natural."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ def contiguous(task: Task, options: None = None) -> Partition:
 def natural(task: Task, options: None = None) -> Partition:
     """Make a client of each of `clients` owners, in the order of their numbers.
 
-    They are drawn at random from those with enough samples.
+    They are chosen at random from the owners with enough samples.
     """
     if task.owners is None:
         raise FLError(

@@ -48,8 +48,8 @@ def build(
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
-        dataset: data of your own, in the place of those of the settings; or these, if they are loaded already for
-            another run (by `config.load()`, or `fl.data.load` without changing them since).
+        dataset: data of your own, instead of the data that the settings name; or exactly these, if they are loaded
+            already for another run (by `config.load()`, or `fl.data.load` without changing them since).
         model: your model, instead of the one in the settings: an `nn.Module` with the initial weights, or a function
             that makes one with weights that depend on the seed. Methods that start several models from different
             weights need a function. Or clients' own, of any architectures, for methods that send no
@@ -191,7 +191,7 @@ def _make_fleet(
 
 
 def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
-    """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
+    """Warn of weights that look trained but are initialised at random."""
     change, source = model_change(config.extensions), find_source(config.model.name)
     if drawn := getattr(net, "drawn", ()):
         _log.warning(
@@ -276,7 +276,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         )
     if source := find_source(name):
         dataset = source.fit_to(dataset, config)
-    if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
+    if name == "transformer_masked":  # it has to name the tokens, also the hidden ones
         if not dataset.text:
             raise FLError(
                 "--model transformer_masked is made for text, and the data set is none: choose another model",

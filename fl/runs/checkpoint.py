@@ -201,7 +201,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
     """Raise FLError if a run folder holds a run of other data or another model than `now`.
 
-    `now` is the `custom_inputs` of the run that is to go on; the message says in what they differ.
+    `now` is the `custom_inputs` of the run that is to resume; the message says in what they differ.
     """
     known = read_header(folder)["given"]
     before, data_now, model = known.get("data"), now["data"], known.get("model")

@@ -87,7 +87,7 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
 
     Args:
-        names: of columns, such as those of a table's rows; metrics that were asked for among them come last. All
+        names: of columns, such as the keys of a table's rows; metrics that were asked for among them come last. All
             methods are looked through where one of them is no column of every run, or of `method`.
         method: the method whose columns are among them, whatever the names are.
 

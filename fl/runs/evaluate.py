@@ -170,7 +170,7 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
 
     Args:
         predict: samples -> logits [n, classes], of text [n, T, classes], of masks [n, H, W, classes]; it is called with
-            so many samples at a time that there are about 16 million logits.
+            as many samples at a time as give about 16 million logits.
     """
     data, task = fed.data, task_of(fed.data)
     pieces = _pieces(predict, data.test_x, data.test_y, data.classes)

@@ -1,4 +1,4 @@
-"""Run folders: where they lie, what of them must stay while a run goes on, and how they are read.
+"""Run folders: where they lie, what in them must stay during a run, and how they are read.
 
 start.safetensors has the trained weights of --init, so that resuming does not need their file again; architectures.csv
 what each architecture of a fleet costs, and which clients have it.
@@ -90,7 +90,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     except FLError:
         if checkpoint.read_header(folder) == header:
             raise
-        check_intact(folder, config, table)  # the run goes on meanwhile, and has written another
+        check_intact(folder, config, table)  # the run continues meanwhile, and has written another
 
 
 def run_name(config: Config) -> str:
@@ -156,8 +156,8 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
         config: the settings of the run.
 
     Raises:
-        FLError: for a file that is damaged, gone since the run has a checkpoint, or of another --init than that of the
-            settings.
+        FLError: for a file that is damaged, gone since the run has a checkpoint, or of another --init than the
+            settings have.
     """
     path = folder / INITIAL
     if not path.exists():
@@ -238,8 +238,8 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     Args:
         model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
             that makes it.
-        best: that of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best; by default that
-            of the last round.
+        best: the model of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best, instead of
+            the last round's.
 
     What an extension trained beside the model's parameters, such as adapters, is folded into these.
 

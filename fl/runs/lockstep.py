@@ -50,7 +50,7 @@ def check_ranks_agree(run: RunState) -> None:
 
 
 def sync_server(run: RunState) -> dict | None:
-    """Go on with the server of rank 0, and return the summary with which rank 0 has ended the run, if it has.
+    """Continue with the server of rank 0; return its summary if it has ended the run.
 
     Other ranks have the same server, bit for bit, where their processors compute alike; where they do not, or rank 0
     has resumed the run, it is sent.

@@ -102,7 +102,7 @@ class ClientTable:
     It is not written if clients hold nothing out. Where clients are owners (hospitals, writers), it has their names.
 
     Args:
-        rows: those of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
+        rows: of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
 
     Raises:
         FLError: unless the table has all rounds that were evaluated.
@@ -161,7 +161,7 @@ def checksums(rows: Sequence[Row]) -> list[str]:
     `read_kept`.
     """
     due = {name: column.due for name, column in columns(_names(rows)).items()}
-    due |= {"seconds": None, "attack_success": "global"}  # the latter in tables of earlier versions
+    due |= {"seconds": None, "attack_success": "global"}  # attack_success: in tables of earlier versions
     parts = [[{k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)] for row in rows]
     texts = [[json.dumps(part, sort_keys=True).encode() if part else b"" for part in row] for row in parts]
     return [" ".join(f"{zlib.crc32(text):08x}" if text else "" for text in row) for row in texts]

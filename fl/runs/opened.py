@@ -1,4 +1,4 @@
-"""A run folder that is open: one process works in it, and whatever happens, it is left as something to go on from."""
+"""A run folder that is open: one process works in it, and leaves it so that the run can resume, whatever happens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

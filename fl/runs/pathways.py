@@ -70,7 +70,7 @@ class Pathways:
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
         level always one, as all clients do. Personal models, which belong to their clients, and models that no client
-        uses are not offered. FeMAM's paper has no clients that come later; the condition is that of its Eq. 9.
+        uses are not offered. FeMAM's paper has no clients that come later; the condition is its Eq. 9.
 
         Args:
             x: [N, C, H, W] in [-1, 1], or tokens [N, T].

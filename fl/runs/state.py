@@ -1,4 +1,4 @@
-"""A run while it goes on: what it is made of, and its files that resuming needs."""
+"""A run in progress: what it is made of, and its files that resuming needs."""
 
 import logging
 import platform
@@ -78,7 +78,7 @@ class RunState:
         """Build a run from its settings, without writing anything.
 
         Args:
-            restore: whether to go on from what its folder keeps, if there is anything in it.
+            restore: whether to resume from what its folder keeps, if there is anything in it.
             transport: where clients are.
 
         Raises FLError, where it is restored, for a folder that holds no run of these data, model and method.
@@ -155,7 +155,7 @@ class RunState:
             _log.warning("warning: training ends after %d of %d rounds: %s", self.last, self.config.rounds, why)
 
     def record(self, number: int, server: Server, row: Row, scores: evaluate.Scores) -> None:
-        """Write a round into the run's tables, go on to its server, and save a checkpoint if one is due."""
+        """Write a round into the run's tables, take its server, and save a checkpoint if one is due."""
         self.metrics.add(row)
         self.table.add(number, scores)
         self.advance(server, number)
@@ -200,7 +200,7 @@ class RunState:
         """Write the checkpoint of the last round and the summary.
 
         Args:
-            diverged: why training could not go on, if it could not.
+            diverged: why training could not continue, if it could not.
         """
         if self.saved != self.done:
             self.save(statistics=False)  # first what cannot be made again

@@ -29,7 +29,7 @@ class Request:
     Attributes:
         experiment: the runs.
         out, name: where the folder of the runs is made, and its name; None: one that the settings make.
-        resume: the folder in which they go on.
+        resume: the folder in which they resume.
     """
 
     experiment: Experiment
@@ -95,7 +95,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
 
 
 def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], folder: Path) -> None:
-    """Raise FLError for a flag that changes what a run that goes on cannot change."""
+    """Raise FLError for a flag that changes what a resumed run cannot change."""
     for flag, before, after in (
         ("algorithm", saved.algorithms, resumed.algorithms),
         ("seeds", saved.seeds, resumed.seeds),

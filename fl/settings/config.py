@@ -55,7 +55,7 @@ RESUMABLE = frozenset(
     {"rounds", "patience", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "device", "data_on"}
     | {"max_parallel_clients", "data_root", "download"}
 )
-"""Settings that a run may change when it goes on."""
+"""Settings that a run may change when it resumes."""
 _log = logging.getLogger("fl")
 
 
@@ -83,8 +83,8 @@ class Config:
     rounds: AtLeast1 = 40
     """number of communication rounds"""
     patience: Annotated[Natural, Rare()] = 0
-    """stop after so many evaluations without a better one: validation loss if clients validate, else test accuracy;
-    0 is never"""
+    """stop after this number of evaluations without a better one: validation loss if clients validate, else test
+    accuracy; 0 is never"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
     """determines the split, the initial weights, the sampling and the batches"""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -157,7 +157,7 @@ class Config:
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
-        """List all settings of the run, each with why nothing reads it; those of extensions it does not ask for, too.
+        """List all settings of the run, and of all extensions, each with why nothing reads it.
 
         >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
@@ -211,7 +211,7 @@ class Config:
         return ""
 
     def list_changed(self) -> list[Setting]:
-        """List the settings whose values are not those of a run of this method that sets none."""
+        """List the settings whose values differ from the defaults of the method."""
         usual = {setting.flag: setting.value for setting in Config().replace(algorithm=self.method.name).settings()}
         return [
             setting for setting in self.settings() if setting.value != usual.get(setting.flag, setting.field.default)
@@ -286,7 +286,7 @@ class Config:
         self.clients.cohort()
 
     def check_registered(self, folder: Path) -> None:
-        """Raise FLError if a run that is to go on is of a method that this process does not know."""
+        """Raise FLError if a run to resume is of a method that this process does not know."""
         if (name := self.method.name) not in ALGORITHMS:
             raise FLError(
                 f"{folder} holds a run of {name}, which is no method of this installation: work with it from "
@@ -339,7 +339,7 @@ class Config:
         return self.replace(local_valid=_HELD_OUT)
 
     def fit_to(self, dataset: Dataset) -> "Config":
-        """Move numbers that nobody set into the limits that given data leave them."""
+        """Move numbers left at their defaults into the limits that given data set."""
         if self.data.partition.name not in KINDS:  # as `check` says
             return self
         clients, least = self.clients.number, self.data.min_samples
@@ -363,7 +363,7 @@ class Config:
         """Make a short name of the settings.
 
         Args:
-            methods, seeds: those of several runs.
+            methods, seeds: of several runs.
 
         >>> Config().title(seeds="0,1")
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
@@ -433,14 +433,14 @@ class Config:
         """Read the settings of a run folder.
 
         Args:
-            resume: whether its run is to go on, which a run with settings that are gone cannot.
+            resume: whether its run is to resume, which a run with settings that are gone cannot.
         """
         with stored.in_folder(Path(folder), resume) as text:
             return cls.from_yaml(text, gone=True)
 
 
 def plain(value: Any) -> Any:
-    """Return a list in the place of a tuple, and a number in that of a default, which YAML does not know."""
+    """Return a list for a tuple, and a number for a default, which YAML does not know."""
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
 
 

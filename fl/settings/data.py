@@ -42,7 +42,7 @@ class DataSettings(Topic):
 
     dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
     samples: Annotated[Natural, Rare()] = 0
-    """share out only this many samples, drawn at random; 0 is all"""
+    """share out only this many samples, chosen at random; 0 is all"""
     partition: Annotated[_Partition, tyro.conf.arg(help=f"who holds which samples: {partitions()}")] = Chosen(
         "dirichlet", KINDS["dirichlet"].options
     )
@@ -84,7 +84,7 @@ class DataSettings(Topic):
         return "" if text else f"is for data sets of text, not for {self.dataset}: leave it out"
 
     def following(self, clients: int) -> "DataSettings":
-        """Move numbers that nobody set into the limits that other settings leave them."""
+        """Move numbers left at their defaults into the limits that other settings set."""
         least, options = self.min_samples, self.partition.options
         if isinstance(least, Default):
             usual = type(self).min_samples
@@ -114,7 +114,7 @@ class DataSettings(Topic):
         return prepared.with_origin(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
-        """Return that of the data which `load` returns."""
+        """Return the origin of the data that `load` returns."""
         text = self.text if data.is_text(self.dataset) else None
         return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples, self.test_sites)
 
@@ -127,7 +127,7 @@ class DataSettings(Topic):
         return dataset.origin in (self.origin(), self.origin().bare())
 
     def deal(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-        """Deal the samples out to clients. Returns those of each, and the true structure."""
+        """Partition the samples among clients. Returns each client's, and the true structure."""
         options = self.partition.options
         arguments: dict[str, Any] = (
             {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}

@@ -25,7 +25,7 @@ class Experiment:
 
     Attributes:
         config: what the runs have in common.
-        options: those of methods by name, where they are not the defaults; methods that are not run may have some.
+        options: of methods by name, where they are not the defaults; methods that are not run may have some.
 
     >>> experiment = Experiment.of(algorithms=("fedavg", "fedprox"), seeds=(0, 1), rounds=10)
     >>> [(run.method.name, run.seed) for run in experiment.runs()]
@@ -156,7 +156,7 @@ class Experiment:
         """Read the settings of a run folder, or of the folder of several runs.
 
         Args:
-            resume: whether they are to go on, which runs of earlier versions cannot.
+            resume: whether they are to resume, which runs of earlier versions cannot.
         """
         with stored.in_folder(folder, resume) as text:
             return cls.from_yaml(text, gone=True)

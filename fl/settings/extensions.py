@@ -1,4 +1,4 @@
-"""The extensions there are: those of `fl.extensions`, and those of installed packages."""
+"""The extensions there are: in `fl.extensions`, and in installed packages."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ def _extensions() -> dict[str, Extension]:
 
 
 EXTENSIONS: dict[str, Extension] = _extensions()
-"""From the name of an extension, which is that of its group of settings, to what it is."""
+"""From the name of an extension, which its group of settings shares, to what it is."""
 
 
 def model_change(names: Iterable[str]) -> tuple[str, ModelChange] | None:

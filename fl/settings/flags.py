@@ -110,7 +110,7 @@ def _group(name: str, options: Any, *notes: Any) -> Entry:
 
 
 def flags_class(topics: Mapping[str, Mapping[str, Entry]], base: type = Command) -> type:
-    """Make the dataclass whose fields are these flags, after those of a base class."""
+    """Make the dataclass whose fields are these flags, after the fields of a base class."""
     types = []
     for name, entry in ((name, entry) for inside in topics.values() for name, entry in inside.items()):
         kind = entry.field.type
@@ -159,8 +159,8 @@ def select_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
     """Return the settings that a command line gives, as `Config.of` takes them: of groups what it changes.
 
     Args:
-        values: those of all flags.
-        flags: those that the command line has.
+        values: the values of all flags.
+        flags: the flags on the command line.
     """
     selected: dict[str, Any] = {}
     command = {setting.name for setting in fields(Command)}

@@ -69,8 +69,8 @@ def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
 def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
     """Print the page of `fl.run`, and end the program.
 
-    It has the usual settings, of which those that the command line's other words give decide what else is read; after
-    `--help all` every one.
+    It has the usual settings, as far as a run with the other words of the command line reads them; after `--help all`
+    every one.
 
     Args:
         start: the defaults, which a recipe may have set.
@@ -194,7 +194,7 @@ def _arguments(kind: type) -> dict[str, dict[str, str]]:
 
 @lru_cache
 def _read_documentation(kind: type) -> dict[str, str]:
-    """Return what the strings below the fields of a dataclass say of them, those of its base classes included."""
+    """Return the strings below the fields of a dataclass, and of its base classes."""
     texts: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         with suppress(TypeError):  # made by a program

@@ -32,7 +32,7 @@ _log = logging.getLogger("fl")
 def read(text: str, gone: bool = False) -> dict[str, Any]:
     """Read a file of settings. Returns those that it has, by the names that `Experiment.of` takes, each of its type.
 
-    Sections that are of nothing here, such as those of a method whose file is gone, are left out with a warning.
+    Sections of things that are not here, such as a method whose file is gone, are left out with a warning.
 
     Args:
         gone: whether settings of earlier versions that are gone are left out; otherwise they are an error.
@@ -228,7 +228,7 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
     """Give the text of a run folder's settings; errors of the block name the file.
 
     Args:
-        resume: whether its runs are to go on, which those of earlier versions cannot.
+        resume: whether its runs are to resume, which runs of earlier versions cannot.
     """
     path = folder / "config.yaml"
     if not os.path.lexists(folder):  # unlike Path.exists it takes any name
@@ -249,7 +249,7 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
 
 
 def check_resumable(text: str) -> None:
-    """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
+    """Raise FLError for settings of a run that cannot resume: of an earlier version, or of what is missing."""
     values = _mapping(text)
     if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
         raise FLError(f"{earlier.say_gone(names)}; continue with the version that began the run", code="folder")

@@ -58,7 +58,7 @@ class ClientSettings(Topic):
     """clients in a round, at most all (FedMR: 10)"""
 
     def following(self) -> "ClientSettings":
-        """Move numbers that nobody set into the limits that the others leave them."""
+        """Move numbers left at their defaults into the limits that the others set."""
         number, participants, free = self.number, self.participants, bool(self.participation)
         usual = type(self)
         if isinstance(number, Default):
@@ -95,7 +95,7 @@ class LocalSettings(Topic):
     crop: Annotated[Natural, Rare()] = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: Annotated[bool, Rare()] = False
-    """augmentation: mirror half of the images, drawn at random"""
+    """augmentation: mirror half of the images, chosen at random"""
     optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
