@@ -28,7 +28,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw runs in one figure (mean and standard deviation over seeds) and print a table."""
+    """Draw runs in one figure (mean and deviation over seeds) and print a table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """run folders, or folders that hold some"""
@@ -88,7 +88,10 @@ def tables(
 
 
 def write_page(arguments: Arguments) -> str:
-    """Write the page about the runs, repeatedly until they end if asked; return the tables."""
+    """Write the page about the runs; return the tables.
+
+    With --every it is written again until all runs have ended.
+    """
     from fl.figures.report import check_page, report
 
     path, every, folders = arguments.html, arguments.every, arguments.folders

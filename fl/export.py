@@ -34,7 +34,10 @@ class Export:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = run(command(Export, "export", argv))
     return ended.code

@@ -107,7 +107,10 @@ def run(arguments: Arguments) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C.
+    """
     smaller = "--together (models side by side) or --samples"
     with guard(smaller) as ended:
         ended.code = run(command(Arguments, "landscape", argv))

@@ -22,7 +22,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw which clients share models on each level, beside the truth, and print how well they agree.
+    """Draw which clients share models on each level, and compare with the truth.
 
     ARI is the adjusted Rand index over the clients that kept a model: 1 for the same clusters, about 0 for random ones
     and for a single one.

@@ -1,4 +1,4 @@
-"""The background of results: the progress, commands and settings of runs, and the classes of each client."""
+"""The background of results: progress, commands, settings, clients' classes."""
 
 import json
 import math
@@ -30,7 +30,10 @@ _NONE = "-"
 
 
 def progress(run: RecordedRun) -> str:
-    """Say how far a run is: "finished", "round 3 of 40", "stopped early in round 7", or why it failed."""
+    """Say how far a run is.
+
+    It is "finished", "round 3 of 40", "stopped early in round 7", or says why it failed.
+    """
     done, path = int(run.rows[-1]["round"]), run.folder / "summary.json"
     summary = {}
     if path.exists():
@@ -47,7 +50,7 @@ def progress(run: RecordedRun) -> str:
 
 
 def not_begun(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> list[Path]:
-    """List the folders of runs that the experiments in these folders still have to begin, or to evaluate first."""
+    """List the folders of runs that experiments still have to begin or evaluate first."""
     several = [folder for folder in folders if (folder / SETTINGS).exists() and not (folder / FILE).exists()]
     planned = [folder / run_name(config) for folder in several for config in Experiment.read(folder).runs()]
     there = {run.folder.resolve() for run in runs}
@@ -60,7 +63,9 @@ def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
 
 
 def write_command(runs: Sequence[RecordedRun]) -> str:
-    """Write the command that trains runs which differ in their seed alone; Python if it took data or a model.
+    """Write the command that trains runs which differ in their seed alone.
+
+    It is Python if the runs took data or a model.
 
     >>> from fl.settings import Config
     >>> config = Config.of(algorithm="fedavg", lr=0.05)
@@ -87,7 +92,7 @@ def _is_given(name: str) -> bool:
 
 
 def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Tabulate settings: those in which labels differ, a column for each label, and those that all runs set alike.
+    """Tabulate the settings that differ, a column for each label, and those alike.
 
     The second table has no settings with their default value.
     """
@@ -157,7 +162,7 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
 
 
 def colour_share(count: float, most: float) -> float:
-    """Return how strongly a count is coloured, by its square root, so that small ones are seen.
+    """Return how strongly a count is coloured: by its square root, to show small ones.
 
     >>> colour_share(0, 9), colour_share(1, 4), colour_share(9, 9)
     (0.0, 0.5, 1.0)

@@ -1,4 +1,4 @@
-"""Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
+"""Runs of folders, in groups that differ only in seeds, and tables of results."""
 
 import hashlib
 import json
@@ -44,7 +44,10 @@ class RecordedRun:
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Map each folder to the run folders with a file: itself, or those below it. Raises FLError for no or no folder."""
+    """Map each folder to the run folders with a file: itself, or folders below it.
+
+    Raises FLError for no or no folder.
+    """
     if not folders:
         raise FLError("give at least one run folder")
     if strange := [folder for folder in folders if not folder.is_dir()]:
@@ -54,7 +57,9 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
 
 
 def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]:
-    """Find the runs in folders, which are run folders or contain some; runs of one command in its order of methods.
+    """Find the runs in folders, which are run folders or contain some.
+
+    Runs of one command are in its order of methods.
 
     Args:
         early: whether to leave out runs that were not evaluated yet; FLError if no other is left.
@@ -91,7 +96,10 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
 
 
 def _name_inputs(config: Config, inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Name a user's data and model by digests of what a checkpoint says of them, see `checkpoint.custom_inputs`."""
+    """Name a user's data and model by digests of what a checkpoint says of them.
+
+    See `checkpoint.custom_inputs`.
+    """
     names = {}
     if data := inputs.get("data"):
         names["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
@@ -109,7 +117,7 @@ def _seeds_have_own_data(runs: Sequence[RecordedRun]) -> bool:
 
 
 def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Return the settings by name in which runs may differ, with names of the users' own data and models."""
+    """Return the settings in which runs may differ, with names of users' own inputs."""
     left_out = {"dataset"} if _seeds_have_own_data(runs) else set()
     return [
         run.config.list_comparable() | {name: value for name, value in run.own.items() if name not in left_out}
@@ -118,9 +126,10 @@ def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
 
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Group runs by label: the method, and the settings other than the seed in which the runs differ.
+    """Group runs by label: the method, and the settings in which runs differ.
 
-    Data and models that a user gave differ if their digests do. If each seed has data of its own, they are one group.
+    The seed is none of them. Data and models that a user gave differ if their digests do. If each seed has data of its
+    own, they are one group.
 
     Raises FLError for two runs with the same label and seed.
     """
@@ -149,7 +158,7 @@ def target_table(
     target: float,
     lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns,
 ) -> str:
-    """Tabulate the costs of runs up to a target, with a line for each label: FedFA's Table 2.
+    """Tabulate the costs of runs up to a target, a line a label (FedFA's Table 2).
 
     It has means over the runs that reached the target, or "-" if none did. If only some did, the column of seeds says
     how many.
@@ -198,9 +207,9 @@ def _in_unit(cost: str, value: float) -> Column:
 
 
 def along(run: RecordedRun, against: str) -> list[Row]:
-    """Add the column that curves are drawn against to the rows of a run, from `fl.analysis.costs.totals`.
+    """Add the column that curves are drawn against to the rows of a run.
 
-    Raises FLError if it was not counted in every round.
+    Its numbers are from `fl.analysis.costs.totals`. Raises FLError if it was not counted in every round.
     """
     if against == "rounds":
         return run.rows
@@ -232,19 +241,19 @@ def common(configs: Sequence[Config]) -> str:
 
 
 def _scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores of the global model, metrics among the names included."""
+    """Find the columns with scores of the global model, metrics included."""
     return {name: column for name, column in columns(names).items() if column.beside_clients}
 
 
 def _client_scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores on clients' own test data, metrics among the names included."""
+    """Find the columns with scores on clients' own test data, metrics included."""
     return {
         name: column for name, column in columns(names).items() if column.heading and name.startswith("local_test_")
     }
 
 
 def others(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with a heading that are neither scores of the global model nor of clients' own data.
+    """Find the other columns with a heading, which are no scores of models.
 
     Methods' columns are there if they are among the names.
 
@@ -311,7 +320,10 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
 
 
 def selection(run: RecordedRun) -> Row:
-    """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.find_best`."""
+    """Find the round that a run is judged by on clients' own data.
+
+    See `fl.runs.metrics.find_best`.
+    """
     return find_best(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
@@ -350,5 +362,5 @@ def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and their sample standard deviation, which is 0 for a single one."""
+    """Return the mean of values and their sample standard deviation, 0 for one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

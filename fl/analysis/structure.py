@@ -104,7 +104,7 @@ class Agreement(NamedTuple):
 
 
 def rand_index(clusters: Sequence[int], truth: Sequence[int]) -> float | None:
-    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients.
+    """Compute the adjusted Rand index of two partitions (Hubert and Arabie 1985).
 
     It is computed over those with a model (not -1).
 
@@ -124,7 +124,7 @@ def rand_index(clusters: Sequence[int], truth: Sequence[int]) -> float | None:
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """Compare each trained level with the truth and, if there are cluster models, pathways too.
+    """Compare each trained level, and pathways of cluster models, with the truth.
 
     Levels that are global or personal do not look for clusters and have no index.
 
@@ -157,7 +157,7 @@ def agreement(structure: Structure) -> list[Agreement]:
 
 
 def describe(structure: Structure) -> str:
-    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth."""
+    """Make a table of levels: models in use, clients with one, adjusted Rand indices."""
     levels = f"{structure.trained} of {len(structure.levels)} levels trained, {structure.clients} clients"
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
     lines = [["level", "models in use", "clients", *columns, "best"]]
@@ -170,9 +170,9 @@ def describe(structure: Structure) -> str:
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
-    """Read the structures in folders, which are run folders or contain some; runs of other methods are skipped.
+    """Read the structures in folders, which are run folders or contain some.
 
-    Raises FLError for a folder without any.
+    Runs of other methods are skipped. Raises FLError for a folder without any.
     """
     paths: dict[Path, Path] = {}
     for folder, inside in folders_with(FILE, folders).items():

@@ -27,9 +27,10 @@ Code = Literal[
 
 
 class FLError(ValueError):
-    """Something that cannot be run; the message is one line that names the setting and the way out.
+    """Something that cannot be run.
 
-    Where it names flags, a note, which only a traceback shows, says what these are called from Python.
+    The message is one line that names the setting and the way out. Where it names flags, a note, which only a traceback
+    shows, says what these are called from Python.
 
     Attributes:
         code: the kind of error, one of `fl.base.errors.Code`. Messages may change, codes do not.
@@ -82,7 +83,7 @@ _ARGUMENTS = {"name": "folder=...", "out": "folder=...", "resume": "resume=True"
 
 
 def in_python(message: str) -> str:
-    """Say what the flags that a message names are called from Python; "" if it names none.
+    """Say what the flags that a message names are called in Python; "" for none.
 
     >>> in_python("choose another --name, or give --femam.start global, and leave --flip out")
     'from Python: --name is folder=..., --femam.start is femam={"start": ...}, --flip is flip=...'
@@ -96,7 +97,7 @@ def in_python(message: str) -> str:
 
 
 def code_of(error: SurgeryError) -> Code:
-    """Return the code with which an FLError hands on a SurgeryError: the same, if there is such a one here.
+    """Return the code with which an FLError hands on a SurgeryError, if there is one.
 
     >>> code_of(SurgeryError("no such unit", code="argument")), code_of(SurgeryError("cumsum", code="width"))
     ('argument', 'unsupported')

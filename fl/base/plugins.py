@@ -51,10 +51,10 @@ def collect(package: str, name: str, kind: type) -> dict[str, Any]:
 
 
 def files_of(package: str) -> list[str]:
-    """List the files of a package, and those by which folders of `fl.extensions` add to it, without importing them.
+    """List the files of a package, with additions, without importing them.
 
-    A folder `fl.extensions.language` adds to `fl.algorithms` the files of `fl.extensions.language.algorithms`, or this
-    one file.
+    Folders of `fl.extensions` may add to it. A folder `fl.extensions.language` adds to `fl.algorithms` the files of
+    `fl.extensions.language.algorithms`, or this one file.
 
     >>> files_of("fl.partition")[:2]
     ['fl.partition.classes', 'fl.partition.dirichlet']
@@ -77,7 +77,10 @@ def _inside(package: str, place: ModuleSpec) -> list[str]:
 
 
 def import_file(name: str) -> ModuleType:
-    """Import a file of a package. Raises FLError for one that cannot be imported; it names the file."""
+    """Import a file of a package.
+
+    Raises FLError for one that cannot be imported; it names the file.
+    """
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:  # of whoever has put the file there
@@ -115,7 +118,7 @@ def load_entry_points(group: str, taken: Container[str], checked: Callable[[Any,
 
 @cache
 def _entry_points() -> EntryPoints:
-    """Read the entry points of all installed packages, which takes milliseconds for each package."""
+    """Read the entry points of all installed packages: milliseconds for each package."""
     return entry_points()  # type: ignore[return-value]
 
 
@@ -184,7 +187,10 @@ def find(group: str, name: str) -> Callable[..., Any]:
 
 
 def needed(feature: str, extra: str, *modules: str) -> ModuleType:
-    """Import modules of a package that an extra installs; return the first. FLError for what needs it, without it."""
+    """Import modules of a package that an extra installs; return the first.
+
+    Without it, FLError says what needs it.
+    """
     try:
         first, *_ = map(import_module, modules)
     except ImportError:
@@ -256,7 +262,9 @@ def kind(value: Any) -> str:
 
 @contextmanager
 def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
-    """Give HuggingFace's transformers for what a flag names on this machine; within the block it prints nothing.
+    """Give HuggingFace's transformers for what a flag names on this machine.
+
+    Within the block it prints nothing.
 
     Raises:
         FLError: if it is not installed, if there is no such folder or file, and for whatever it raises in the block.

@@ -33,7 +33,10 @@ class Rng:
         return np.random.default_rng(self._sequence(purpose, client))
 
     def apart(self, purpose: str) -> "Rng":
-        """Make streams of the same round that share nothing with these, for another training in that round."""
+        """Make streams of the same round that share nothing with these.
+
+        They are for another training in that round.
+        """
         return Rng(int(self.numpy(purpose).integers(2**63)), self.round)
 
     def _sequence(self, purpose: str, client: int) -> np.random.SeedSequence:

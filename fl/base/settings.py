@@ -1,4 +1,4 @@
-"""Settings: how a value is written as a flag, which values there are, and the check of them.
+"""Settings: how a value is written as a flag, which values are valid, the check.
 
 lr: Above0 = 0.02
 decay: Annotated[float, number(float, above=0, most=1)] = 0.98
@@ -31,7 +31,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers between two bounds: with them (`least`, `most`) or without (`above`, `below`).
+    """Numbers between bounds, with (`least`, `most`) or without (`above`, `below`).
 
     Attributes:
         zero: whether 0, which then stands for "none", is allowed as well.
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Says that a setting is read only while another one of the same group has one of these values.
+    """Says that a setting is read only while another of its group has these values.
 
     >>> print(OnlyWith("optimizer", "sgd", "adam"), OnlyWith("share", Limits(above=0)), sep=", ")
     sgd or adam, above 0
@@ -103,7 +103,7 @@ class OnlyWith:
 
 @dataclass(frozen=True)
 class Named:
-    """Says what a setting is called on the command line and in `Config.of`, where that is not its field's name."""
+    """Says what a setting is called in commands and `Config.of`, if not as its field."""
 
     name: str
 
@@ -135,7 +135,7 @@ class Alternatives:
 
 @dataclass(frozen=True)
 class About:
-    """Says what a setting is, in words that are put together when somebody asks for them."""
+    """Says what a setting is, in words that are put together on demand."""
 
     words: Callable[[], str]
 
@@ -151,7 +151,7 @@ class Rare:
 
 
 class Default(int):
-    """A number left at its default, which may follow other settings; it equals the plain one."""
+    """A number left at its default, which may follow others; it equals the plain one."""
 
     def at_most(self, number: int) -> "Default":
         """Lower it to a number.
@@ -207,7 +207,9 @@ def as_tuple(value: Any) -> tuple:
 
 
 def as_plain(value: Any) -> Any:
-    """Make Python's numbers and tuples of NumPy's, which files cannot hold, also in tuples and in groups of settings.
+    """Turn NumPy's numbers and tuples into Python's, which files can hold.
+
+    Also in tuples and in groups of settings.
 
     >>> as_plain((np.float64(0.5), np.int32(2))), as_plain(np.arange(2)), as_plain("sgd")
     ((0.5, 2), (0, 1), 'sgd')
@@ -251,7 +253,10 @@ def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
 
 
 def one_of(*names: str) -> Flag:
-    """Make the flag of one of several names. If they take more than a line of the help, its text has to list them."""
+    """Make the flag of one of several names.
+
+    If they take more than a line of the help, its text has to list them.
+    """
     every = "{" + ",".join(names) + "}"
     return Flag(str, every if len(every) < 60 else "NAME", names)
 
@@ -292,7 +297,9 @@ Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 
 
 def choice(label: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
-    """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
+    """Raise FLError for the first invalid value.
+
+    It names the valid ones, or the nearest of many.
 
     Args:
         own: how a user's own module names what it has, if an import path is a value as well.
@@ -317,7 +324,7 @@ def choice(label: str, values: Iterable[str], valid: Container | Iterable, own: 
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the plain types that a type allows, and whether its values are tuples of them.
+    """Return the plain types that a type allows, and whether it is a tuple of them.
 
     There are none for a type that settings cannot have.
 
@@ -339,7 +346,9 @@ def _types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value has a type. NumPy's numbers count as numbers, whole ones as floats, truth values not.
+    """Return whether a value has a type.
+
+    NumPy's numbers count as numbers, whole ones as floats, truth values not.
 
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
@@ -356,7 +365,7 @@ _POWER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def from_yaml(kind: Any, value: Any) -> Any:
-    """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value.
+    """Convert a value of YAML to a type: a list or a single value stands for a tuple.
 
     Raises TypeError for a value that the type does not have.
 
@@ -378,7 +387,10 @@ def from_yaml(kind: Any, value: Any) -> Any:
 
 
 def marks(field: Field, kind: type[T]) -> list[T]:
-    """List the marks of one kind in a field's type: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
+    """List the marks of one kind in a field's type.
+
+    `lr: Annotated[float, number(float, above=0)]` has one Flag.
+    """
     return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
 
 
@@ -393,7 +405,7 @@ def flag_of(name: str, group: str = "") -> str:
 
 
 def flag_in(word: str) -> str:
-    """Return the flag that a word of a command line names, without its dashes; "" for a word that is none.
+    """Return the flag that a word of a command line names, without dashes, or "".
 
     >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
     ('fedmr.stage1-rounds', 'flip', '')
@@ -449,7 +461,7 @@ def check_value(setting: "Setting") -> None:
 
 
 def check_types(settings: Any) -> None:
-    """Raise FLError for a field whose type is none that settings can have, so that YAML and flags can hold it."""
+    """Raise FLError for a field whose type cannot be a setting's, in YAML and flags."""
     for field in fields(settings):
         if not types_of(field.type)[0]:
             raise FLError(
@@ -486,7 +498,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why: str = "") -> Iterator[Setting]:
-    """Yield the settings of a dataclass and of the groups within, each with why nothing reads it.
+    """Yield the settings of a dataclass and its groups, and why nothing reads each.
 
     This is the one answer to which settings a run reads. A setting is read only with what its type says (`OnlyWith`), a
     group unless the dataclass has a method `group_unread(group)` that gives a reason.
@@ -512,7 +524,7 @@ def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why:
 
 
 def _unread(settings: Any, field: Field, group: str) -> str:
-    """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
+    """Say why nothing reads a setting beside others of its dataclass; "" if read."""
     types = {field.name: field for field in fields(settings)}
     for mark in marks(field, OnlyWith):
         needed = types[mark.setting]

@@ -1,4 +1,4 @@
-"""The parts of torch that fl uses and torch does not promise to keep, under plain names and in one place.
+"""The parts of torch that fl uses and torch does not promise to keep.
 
 `fl.base.errors.FLError` says so where the installed torch lacks one of them.
 """

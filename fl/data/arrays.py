@@ -1,4 +1,4 @@
-"""A user's arrays, checked and turned into the tensors of a `Dataset`. Nothing that was given is changed."""
+"""A user's arrays, checked and turned into a `Dataset`'s tensors, never changed."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger("fl")
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
-    """Map the arrays of a folder into memory, see `Dataset.from_folder`; nothing is read yet."""
+    """Map the arrays of a folder into memory, unread, see `Dataset.from_folder`."""
     needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners", "valid")
     if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
         way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"
@@ -143,7 +143,7 @@ def check_arrays(
 
 
 def _masks(parts: Mapping[str, tuple[Any, Inputs]], classes: int | None) -> list[Tensor]:
-    """Convert the masks of both parts to int64 [N, ...], with UNSCORED for pixels that do not count.
+    """Convert masks to int64 [N, ...], UNSCORED where pixels do not count.
 
     Args:
         parts: name -> the masks, and the samples that they are of.
@@ -252,7 +252,7 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _number_classes(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
-    """Number classes that are given by name, in alphabetical order or the order of `names`.
+    """Number classes that are names, in alphabetical order or the order of `names`.
 
     Others stay as they are.
     """
@@ -278,7 +278,7 @@ def _number_classes(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
 
 
 def _with_strings(name: str, values: Any) -> np.ndarray:
-    """Convert values to an array, whose names are strings also where they are objects, as in pandas."""
+    """Convert values to an array; names become strings, also if they are objects."""
     _check_mask(name, values)
     array = np.asarray(values)
     if array.dtype.kind not in "OU" or array.ndim != 1:
@@ -292,7 +292,7 @@ def _with_strings(name: str, values: Any) -> np.ndarray:
 
 
 def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
-    """Convert what is to be predicted to float32: numbers [N, D], or 0 and 1 [N, labels]."""
+    """Convert targets to float32: numbers [N, D], or 0 and 1 [N, labels]."""
     y = tensor(name, value)
     if len(y.shape) not in (1, 2) or len(y) != len(x) or not y.numel():
         way = f", as in {name}.reshape({len(x)}, -1)" * (y.ndim > 2 and len(y) == len(x))
@@ -312,13 +312,13 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
 
 
 def _input(name: str, value: Any) -> Tensor:
-    """Convert one of several inputs, which may be truth values, such as where sequences end."""
+    """Convert one of several inputs, which may be truth values such as a mask."""
     x = tensor(name, value)
     return x if x.dtype == torch.bool and x.numel() and x.ndim > 1 else samples(name, value)
 
 
 def samples(name: str, value: Any) -> Tensor:
-    """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
+    """Convert samples to uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
     description = f"{str(getattr(value, 'dtype', x.dtype)).removeprefix('torch.')} {list(x.shape)}"  # x may be wider
     if x.ndim == 0 or not len(x):
@@ -410,7 +410,7 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 
 def _as_masks(name: str, y: Tensor) -> str:
-    """Say what becomes of labels where a sample has several, one for each pixel or step."""
+    """Say what becomes of labels where a sample has one for each pixel or step."""
     several = "; several a sample, each 0 or 1, are for task='multilabel'"
     either = bool(((y == 0) | (y == 1)).all()) and y.ndim == 2
     return f"{several * either}; a class for each pixel or step is for task='segmentation'"
@@ -430,7 +430,7 @@ def _whole(name: str, y: Tensor) -> str:
 
 
 def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> Tensor:
-    """Convert anything that is an array to a tensor on the CPU, which may share memory with it.
+    """Convert any array to a tensor on the CPU, which may share its memory.
 
     Args:
         way: the way out where it holds something else than numbers.
@@ -459,7 +459,7 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
 
 
 def _check_mask(name: str, value: Any) -> None:
-    """Raise FLError for values that a masked array of NumPy hides, since nothing here would know of the mask."""
+    """Raise FLError for values that a masked array of NumPy hides, which are lost here."""
     for k, array in enumerate(value if isinstance(value, list | tuple) else [value]):
         if isinstance(array, np.ma.MaskedArray) and array.mask.any():
             row = k if array is not value else int(array.mask.nonzero()[0][0]) if array.ndim else 0

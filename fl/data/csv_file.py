@@ -16,7 +16,9 @@ _MISSING = ("", "na", "nan", "null", "none", "n/a")
 
 
 def read(path: Path, names_in: Container[str]) -> Table:
-    """Read a CSV file whose first line names its columns; a column of numbers alone holds numbers.
+    """Read a CSV file with column names in its first line.
+
+    A column that has only numbers holds numbers.
 
     Args:
         names_in: columns of names, which may look like numbers: 007 and "12 or more" stay what they are.
@@ -77,7 +79,7 @@ def _parse_column(values: list[str], name: str, row: Callable[[int], str], names
 
 
 def _is_code(value: str) -> bool:
-    """Return whether a name has digits alone, and is not what a whole number is written as."""
+    """Return whether a name has only digits, but not as a whole number is written."""
     return value.isdigit() and (len(value) >= 18 or str(int(value)) != value)
 
 

@@ -1,4 +1,6 @@
-"""FEMNIST in the JSON form of LEAF (Caldas et al. 2018): handwritten characters with their writers.
+"""FEMNIST in LEAF's JSON form: handwritten characters with their writers.
+
+Source: Caldas et al. 2018.
 
 Every file maps writers to samples: `{"users": [name, ...], "num_samples": [n, ...], "user_data": {name: {"x": [784
 floats each], "y": [int, ...]}}}`. Parsing is fast enough (about 10,000 samples a second) to need no cache.

@@ -1,4 +1,4 @@
-"""Data sets that do not fit in memory: a folder of arrays, which are mapped into memory."""
+"""Data sets that do not fit in memory: a folder of memory-mapped arrays."""
 
 import json
 import os
@@ -28,9 +28,10 @@ def write(
     owner: str | None = None,
     task: str = "classification",
 ) -> Dataset:
-    """Write a data set to the folder that `Dataset.from_folder` and `--dataset folder:PATH` read, sample by sample.
+    """Write a data set, sample by sample, to a folder of arrays.
 
-    Only labels and owners are held in memory, so that samples may be more than fit there.
+    `Dataset.from_folder` and `--dataset folder:PATH` read it. Only labels and owners are held in memory, so that
+    samples may be more than fit there.
 
     Args:
         folder: must not be there yet; it is there as soon as all of it is.

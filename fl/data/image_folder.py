@@ -1,4 +1,4 @@
-"""Folders of pictures: `images:FOLDER`, with a folder for each class, or for each site and class."""
+"""Folders of pictures, `images:FOLDER`: one for each class, or site and class."""
 
 import os
 from pathlib import Path
@@ -65,7 +65,7 @@ def load(root: Path, path: str) -> Dataset:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List all files of a folder, in the order of their paths. FLError for a class that has none."""
+    """List all files of a folder, sorted by path. FLError for a class that has none."""
 
     def fail(error: OSError) -> None:
         raise FLError(f"{error.filename} cannot be read: {reason(error)}", code="file")

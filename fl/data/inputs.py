@@ -1,4 +1,4 @@
-"""Inputs of a model: one tensor, or several by name, and whatever has to know which of the two it is."""
+"""Inputs of a model: one tensor, or several by name, and functions for both."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ Inputs: TypeAlias = Any
 
 
 def map_inputs(function: Callable[..., Any], inputs: Inputs, *others: Inputs) -> Inputs:
-    """Apply a function to every tensor of inputs, with tensors of the same name in others.
+    """Apply a function to every tensor of inputs, with the same tensors in others.
 
     >>> import torch
     >>> map_inputs(torch.add, {"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(1)})
@@ -40,12 +40,12 @@ def named_leaves(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
-    """Pad sequences of unequal length to the longest, and say where they end: {"x": [N, T, ...], "mask": [N, T]}.
+    """Pad sequences of unequal length to the longest, and say where they end.
 
-    The mask is True for what was there. As samples of `fl.Dataset.from_arrays` a model gets both by keyword,
-    `model(x=..., mask=...)`. Sets are sequences whose order says nothing. Other axes are padded alike: of graphs, pad
-    the nodes [n, F] and the adjacency matrices [n, n], whose "x" is [N, n, n]. Pad training and test data together, so
-    that both have one shape.
+    Returns {"x": [N, T, ...], "mask": [N, T]}. The mask is True for what was there. As samples of
+    `fl.Dataset.from_arrays` a model gets both by keyword, `model(x=..., mask=...)`. Sets are sequences whose order says
+    nothing. Other axes are padded alike: of graphs, pad the nodes [n, F] and the adjacency matrices [n, n], whose "x"
+    is [N, n, n]. Pad training and test data together, so that both have one shape.
 
     Args:
         sequences: arrays of as many axes each, [T, ...]; T is at least 1.

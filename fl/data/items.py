@@ -1,4 +1,4 @@
-"""Data sets that give one sample at a time: of torch, torchvision and Hugging Face. They become arrays."""
+"""Data sets that give single samples, of torch, torchvision or Hugging Face."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,10 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
-    """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
+    """Read two data sets of (sample, label) into x, y, test_x and test_y.
+
+    See `Dataset.from_torch`.
+    """
     numbered, more = _numberings("train", train), _numberings("test", test)
     names: list[str] = []
     if task == "classification":
@@ -37,7 +40,10 @@ def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dic
 def read_huggingface(
     train: Any, test: Any, image: str, label: str, owner: str | None, task: str, room: Room = _in_memory
 ) -> dict[str, Any]:
-    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
+    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners.
+
+    See `Dataset.from_huggingface`.
+    """
     arrays: dict[str, Any] = {}
     if test is None and isinstance(train, dict) and {"train", "test"} <= train.keys():
         train, test = train["train"], train["test"]
@@ -74,7 +80,10 @@ def _feature_names(part: Any, column: str) -> list[str] | None:
 
 
 def _check_split(name: str, part: Any) -> None:
-    """Raise FLError for what is no `datasets.Dataset`, such as all splits of one, one that is streamed, or a name."""
+    """Raise FLError for what is no `datasets.Dataset`.
+
+    That is, all splits of one, one that is streamed, or a name.
+    """
     if isinstance(part, dict):
         splits = list(map(str, part))
         if not splits:
@@ -121,7 +130,7 @@ _REALIGN = (
 
 
 def _numberings(name: str, part: Any) -> list[_Numbering | None]:
-    """List how each data set numbers classes that is within one: None for those that do not say.
+    """List how each data set within one numbers classes; None where it does not say.
 
     It looks into a `Subset`, such as `random_split` makes, and a `ConcatDataset`.
     """
@@ -142,7 +151,7 @@ def _numberings(name: str, part: Any) -> list[_Numbering | None]:
 
 
 def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
-    """Raise FLError if data sets give a class several numbers, or a number to different classes.
+    """Raise FLError if data sets disagree on the numbers of classes.
 
     Args:
         way: how all can have the same numbers.
@@ -172,7 +181,10 @@ def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
 
 
 def _class_names(every: Sequence[_Numbering | None]) -> list[str]:
-    """List the names of classes in the order of their numbers; none if a number has no name, or stands for several."""
+    """List the names of classes by their numbers.
+
+    None are listed if a number has no name, or stands for several.
+    """
     known = [numbering for numbering in every if numbering]
     names: dict[int, list[str]] = {}
     for numbering in known:

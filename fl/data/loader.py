@@ -1,4 +1,4 @@
-"""Parts of a data set's own file: Loader, which says how it is loaded, and Source, which says where its files are."""
+"""Parts of a data set's own file: Loader, how to load it; Source, its files."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +38,10 @@ class Loader:
 
 
 def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """Split a path from what a name says behind a question mark, as in `csv:notes.csv?target=ill&owner=hospital`."""
+    """Split a path from the options after a question mark.
+
+    The name is such as `csv:notes.csv?target=ill&owner=hospital`.
+    """
     path, _, words = path.partition("?")
     options: dict[str, str] = {}
     for word in words.split("&") if words else ():
@@ -52,7 +55,10 @@ def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[
 
 
 def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
-    """Find a file, or a folder, by its path: absolute, or relative to the working directory, or else to root."""
+    """Find a file or a folder by its path.
+
+    It is absolute, or relative to the working directory, or else to root.
+    """
     expanded = Path(path).expanduser()
     for place in (expanded, root / expanded):
         if place.is_dir() if folder else place.is_file():
@@ -78,7 +84,7 @@ class Source:
     origin: str = ""
 
     def require(self, download: bool = False, fetch: Callable[[], object] | None = None, hint: str = "") -> None:
-        """Raise FLError unless all files are there, or `fetch` brings those that are missing.
+        """Raise FLError unless all files are there, or `fetch` brings missing ones.
 
         Args:
             download: whether `fetch` may be called.
@@ -100,7 +106,7 @@ class Source:
         raise self.error(f"missing {_some(missing)}{failure}{hint}", all_missing=missing == [*self.files]) from cause
 
     def error(self, problem: str, all_missing: bool = False) -> FLError:
-        """Make the exception that says what is wrong, in which folder, and which files are expected there.
+        """Make the exception that says what is wrong where, and which files are expected.
 
         Args:
             all_missing: whether `problem` has named these files.
@@ -122,7 +128,7 @@ class Source:
         return self.error(f"files are damaged ({file}: {reason(why)})")
 
     def check_labels(self, labels: Tensor, valid: range, images: int, file: str | Path) -> None:
-        """Raise FLError unless `file`, from which labels were read, has one valid label for each image."""
+        """Raise FLError unless labels, read from `file`, are valid, one for each image."""
         if len(labels) != images:
             raise self.damage_error(file, f"{len(labels)} labels for {images} images")
         if images == 0:

@@ -1,4 +1,4 @@
-"""Divide the samples of a table or a folder into those for training, validation and testing."""
+"""Divide the samples of a table or folder into training, validation and test."""
 
 from collections.abc import Callable, Sequence
 
@@ -44,7 +44,7 @@ def assign_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, r
 
 
 def check_classes(classes: np.ndarray, parts: np.ndarray, row: Callable[[int], str]) -> None:
-    """Raise FLError for a class, by its name, that is in the test part and not among the training samples."""
+    """Raise FLError for a class that is in the test part, but not in training."""
     if only := {*classes[parts == 2].tolist()} - {*classes[parts == 0].tolist()}:
         k = int(np.flatnonzero((classes == min(only)) & (parts == 2))[0])
         raise FLError(

@@ -94,7 +94,7 @@ def arrays_of(
     categorical: str,
     task: str,
 ) -> dict[str, Any]:
-    """Return the arguments of `Dataset.from_arrays`; for the parameters see `Dataset.from_pandas`."""
+    """Return the arguments of `Dataset.from_arrays`, from arguments of `from_pandas`."""
     choice("categorical", [categorical], CATEGORICAL)
     choice("task", [task], ("classification", "regression"))
     columns, row = table
@@ -128,7 +128,7 @@ def arrays_of(
 
 
 def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable[[int], str]) -> np.ndarray:
-    """Return the features, float32 [N, F]: first the columns of numbers, then the one-hot columns of names."""
+    """Return the features, float32 [N, F]: numbers first, then one-hot columns."""
     numbers, encoded = [], []
     for name, values in columns.items():
         if values.dtype.kind in "biuf":

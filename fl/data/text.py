@@ -65,7 +65,7 @@ class TextOptions:
 
 
 class Pieces(tuple[str, ...]):
-    """The tokens of a tokenizer of transformers by their numbers, which knows how they are joined."""
+    """The tokens of a tokenizer of transformers by number; it knows how to join them."""
 
     tokenizer: Any
 
@@ -94,7 +94,7 @@ def dataset(
     spaced: bool = False,
     owner_names: Iterable[str] = (),
 ) -> Dataset:
-    """Make a data set of documents: sequences of tokens, whose labels are the tokens that come next.
+    """Make a data set of documents: sequences of tokens, and the tokens after each.
 
     A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
     another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
@@ -156,7 +156,7 @@ def check_without_template(name: str, options: TextOptions) -> None:
 
 
 def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str], Any], tuple[str, ...]]:
-    """Return what splits a text into words or converts it to tokens, and the tokens that are known already."""
+    """Return what converts a text to words or tokens, and the tokens known already."""
     if ":" in options.tokens:
         pieces = Pieces.of(options.tokens)
         return pieces.encode, pieces
@@ -166,7 +166,7 @@ def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str]
 def number_tokens(
     train: list[Any], held: list[Any], options: TextOptions, known: tuple[str, ...], spaced: bool = False
 ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
-    """Convert split texts to tokens: words by the vocabulary of the training part, which comes third."""
+    """Convert split texts to tokens: words by the training part's vocabulary."""
     if options.tokens != "word":
         return train, held, known
     # Without rare words in training, no model would learn about <unk>, which occurs in the test part.
@@ -177,7 +177,7 @@ def number_tokens(
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
-    """Cut a stream of tokens into sequences x, int32 [n, length], and the tokens after each, y, int64.
+    """Cut tokens into sequences x, int32 [n, length], and the tokens after each, y.
 
     >>> windows(np.arange(8), 3)
     (tensor([[0, 1, 2],
@@ -205,7 +205,7 @@ def words(text: str, spaced: bool = False) -> list[str]:
 
 
 def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
-    """List `<unk>` and the most frequent words of the documents; ties are in alphabetical order.
+    """List `<unk>` and the most frequent words, alphabetically where equally frequent.
 
     Args:
         limit: how many words at most, `<unk>` included; 0 for all.
@@ -228,7 +228,9 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """Convert tokens [n] to text: words joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
+    """Convert tokens [n] to text.
+
+    Words are joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')
@@ -242,11 +244,12 @@ def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> st
 
 
 def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """Load the topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth is for testing.
+    """Load the topics of Python's own documentation (`help("if")`).
 
-    Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
-    repeat short ones (a fifth of all text is repetition). Every paragraph is therefore kept once, in the shortest topic
-    that has it, so that nothing is in the training part of one topic and in the test part of another.
+    Each topic is an owner; a tenth is for testing. Source: `pydoc_data.topics` of the Python that runs; the text
+    differs a little from version to version. Long topics repeat short ones (a fifth of all text is repetition). Every
+    paragraph is therefore kept once, in the shortest topic that has it, so that nothing is in the training part of one
+    topic and in the test part of another.
 
     >>> topics = pydoc(Path(), False)
     >>> topics.x.shape[1], topics.vocabulary[0], "statement" in topics.vocabulary, len(topics.owners.unique()) > 40
@@ -260,11 +263,12 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
-    """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
+    """Load WikiText-2 (Merity et al. 2016), which has a test part.
 
-    The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
-    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or as in the download from
-    PyTorch's examples: train.txt, valid.txt and test.txt.
+    It has good and featured articles of Wikipedia, each an owner. The files are tokenised already, with <unk> for rare
+    words; `--text.vocabulary 0` keeps the 33,278 words that are left. They are in root/wikitext-2, under their
+    published names (wiki.train.tokens, ...) or as in the download from PyTorch's examples: train.txt, valid.txt and
+    test.txt.
 
     Args:
         training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).
@@ -295,10 +299,10 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
+    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare).
 
-    All that a speaker says is one document, in the file's order, without the name above every speech. It is read from
-    root/tinyshakespeare/input.txt.
+    Each speaker is an owner; a tenth is for testing. All that a speaker says is one document, in the file's order,
+    without the name above every speech. It is read from root/tinyshakespeare/input.txt.
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
@@ -314,7 +318,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
-    """Load a file of text in UTF-8 as one document without owners; its last tenth is for testing.
+    """Load a text file in UTF-8 as one document; its last tenth is for testing.
 
     Args:
         path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
@@ -328,7 +332,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
-    """Keep every paragraph in the shortest of its texts only. How lines are broken does not matter."""
+    """Keep every paragraph only in its shortest text, however its lines are broken."""
     seen: set[str] = set()
     texts = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
@@ -339,7 +343,7 @@ def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _articles(text: str) -> list[str]:
-    """Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines."""
+    """Split WikiText into articles, which begin with ` = Title = ` in blank lines."""
     lines = text.splitlines(keepends=True)
     blank = [not line.strip() for line in lines]
     starts = [

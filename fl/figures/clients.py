@@ -38,10 +38,11 @@ _MODELS = {"global": "one for all", "personal": "one each"}
 
 
 def structure_maps(structures: Sequence[Structure]) -> Figure:
-    """Draw the truth of each run beside the models it found: a column is a level, a row a client, a colour a model.
+    """Draw the truth of each run beside the models it found.
 
-    Below a level is the share of clients with a model if not all kept one, and the largest adjusted Rand index with a
-    level of the truth, and with which if there are several. Raises FLError for too many runs.
+    A column is a level, a row a client, a colour a model. Below a level is the share of clients with a model if not all
+    kept one, and the largest adjusted Rand index with a level of the truth, and with which if there are several. Raises
+    FLError for too many runs.
     """
     if len(structures) > MOST:
         raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}")
@@ -85,7 +86,7 @@ def _number(number: int, noun: str) -> str:
 
 
 def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
-    """Name the clients, which are the rows, from the top to the bottom; or number them, if they are many."""
+    """Name the clients, which are the rows from top to bottom; or number many."""
     axis.set_ylabel("client")
     if names and clients <= _MOST_NAMES:
         axis.set_yticks(range(clients), [name if len(name) <= 24 else f"{name[:23]}…" for name in names], fontsize=7)
@@ -117,7 +118,7 @@ def _draw_found(axis: Axes, structure: Structure) -> None:
 
 
 def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | None], labels: Sequence[str]) -> None:
-    """Colour the cells of levels [levels, clients], and mark where neighbours within a level are in different clusters.
+    """Colour the cells of levels [levels, clients], and mark where clusters change.
 
     Args:
         kinds: the colour of each level, ONE or OWN; None for clusters, which have several.
@@ -199,7 +200,7 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
 
 
 def _ticks(largest: int) -> list[int]:
-    """Choose whole numbers, not too near to each other, for a scale that goes by the square root.
+    """Choose whole numbers, well apart, for a scale that goes by the square root.
 
     >>> _ticks(19), _ticks(3), _ticks(1)
     ([0, 1, 2, 5, 10, 19], [0, 1, 2, 3], [0, 1])

@@ -32,7 +32,10 @@ Look = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The runs of one line, one a seed, and the rounds that they are judged by, by default `selected`'s."""
+    """The runs of one line, one a seed, and the rounds that they are judged by.
+
+    By default they are `selected`'s.
+    """
 
     label: str
     runs: Sequence[Sequence[Row]]
@@ -49,13 +52,16 @@ class Panel(NamedTuple):
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
-    """Find the rows in which another level begins to train; the first level does not count."""
+    """Find the rows in which another level begins to train, without the first level."""
     having = [row for row in rows if "level" in row]
     return [row for before, row in pairwise(having) if row["level"] != before["level"]]
 
 
 def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round", named: bool = False) -> None:
-    """Draw a thin vertical line where another level begins to train; if `named`, the level stands above it."""
+    """Draw a thin vertical line where another level begins to train.
+
+    If `named`, the level stands above it.
+    """
     edge = axis.get_xaxis_transform()
     for row in new_levels(rows):
         axis.vlines(row[along], 0, 1, transform=edge, colors=color, lw=0.8, alpha=0.4, zorder=0)
@@ -67,9 +73,9 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 def mean_and_std(
     runs: Sequence[Sequence[Row]], key: str, along: str = "round"
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured.
+    """Average a column over runs, in the rounds that all runs measured.
 
-    The places are the means of the column `along` in these rounds.
+    Returns (places, mean, sample standard deviation). The places are the means of the column `along` in these rounds.
     """
     measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
     shared = sorted(set.intersection(*(set(by_round) for by_round in measured)))
@@ -96,20 +102,21 @@ def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look:
 def _band(
     axis: Axes, at: Sequence[float], mean: np.ndarray, std: np.ndarray, color: str, ends: tuple[float, float]
 ) -> None:
-    """Draw a band of one standard deviation around a mean, within the ends of its values, such as 0 and 100 %."""
+    """Draw a band of one standard deviation around a mean, within the ends of values."""
     if std.any():
         axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
 
 def _still(line: Line, along: str) -> bool:
-    """Return whether a line has no places, since its method spends nothing of what curves are drawn against."""
+    """Return whether a line has no places, since its method spends nothing."""
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
 def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
-    """Give every label its colour and dash; the first lines of a panel are the widest, so that others do not hide them.
+    """Give every label its colour and dash.
 
-    Lines in one panel differ in both, but the fifth, which has the dash of the first.
+    The first lines of a panel are the widest, so that others do not hide them. Lines in one panel differ in both, but
+    the fifth, which has the dash of the first.
     """
     looks: dict[str, Look] = {}
     for part in parts(lines):
@@ -206,7 +213,9 @@ def two_wide(figure: Figure, number: int) -> list[Axes]:
 
 
 def run_figure(rows: Sequence[Row], title: str, path: Path, quantity: str = "cross entropy") -> None:
-    """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity.
+    """Draw the curves of one run.
+
+    They are accuracy (global model, and the K models with their spread), loss and similarity.
 
     Args:
         quantity: what the loss is.
@@ -291,7 +300,7 @@ def comparison_figure(
 def _panels_of(
     groups: Mapping[str, Sequence[Sequence[Row]]], chosen: Mapping[str, Sequence[Row]] | None
 ) -> tuple[list[Line], list[str], list[Panel]]:
-    """Return the lines of methods, the columns that are drawn, and the panels, column by column."""
+    """Return the lines of methods, the drawn columns, and the panels by column."""
     lines = [
         Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
     ]
@@ -303,7 +312,10 @@ def _panels_of(
 def single_panels(
     groups: Mapping[str, Sequence[Sequence[Row]]], along: str, chosen: Mapping[str, Sequence[Row]]
 ) -> Iterator[tuple[Panel, dict[str, Look], Figure]]:
-    """Draw each panel of `comparison_figure` as a figure of its own, without a legend; yield its lines' looks, too."""
+    """Draw each panel of `comparison_figure` as a figure without a legend.
+
+    Yields the looks of its lines, too.
+    """
     lines, _, shown = _panels_of(groups, chosen)
     looks = _looks_of(lines, along)
     for panel in shown:
@@ -317,7 +329,7 @@ def single_panels(
 def _draw_panels(
     figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Line], title: str, along: str
 ) -> None:
-    """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them.
+    """Draw panels into axes and explain them; finish all last, if they share y.
 
     The legend of a line is above the first panel that has it.
     """
@@ -338,9 +350,10 @@ def _draw_panels(
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:
-    """Choose the columns that have curves, of those that each run has: with a label, the global model's first.
+    """Choose the columns that have curves and that each run has.
 
-    Scores on clients' own test data are drawn, beside the accuracy, if all runs have them.
+    With a label, the global model's first. Scores on clients' own test data are drawn, beside the accuracy, if all runs
+    have them.
 
     >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
     ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']

@@ -20,7 +20,10 @@ _LEAST = 1.1  # the colours span at least this factor, so that rounding does not
 
 
 def draw_landscapes(landscapes: Sequence[Landscape], title: str, label: str, path: Path) -> None:
-    """Draw a panel for each model with levels and contours of the loss, logarithmic and the same in all panels."""
+    """Draw a panel for each model with levels and contours of the loss.
+
+    They are logarithmic and the same in all panels.
+    """
     columns = min(len(landscapes), 2 if len(landscapes) <= 4 else 4)
     rows = math.ceil(len(landscapes) / columns)
     figure = Figure(figsize=(1.2 + 2.6 * columns, 0.7 + 2.75 * rows), layout="constrained")

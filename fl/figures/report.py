@@ -1,4 +1,4 @@
-"""A page about runs in one HTML file that needs no network: curves to read values off, results, settings, data."""
+"""A page about runs in one HTML file: curves with values, results, settings, data."""
 
 import io
 import os
@@ -136,7 +136,7 @@ def report(
     target: float | None = None,
     every: float | None = None,
 ) -> str:
-    """Make the page of the runs in folders: text of HTML that refers to nothing outside itself.
+    """Make the page of the runs in folders, in HTML that refers to nothing outside.
 
     Args:
         against: what curves are drawn against, one of `AGAINST`.
@@ -193,7 +193,7 @@ def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
 
 
 def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterable[str]:
-    """Draw a panel for each column that has curves, each with its legend and its values."""
+    """Draw a panel for each column that has curves, with its legend and its values."""
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
     for panel, looks, figure in single_panels(rows, AGAINST[against], chosen):
@@ -207,7 +207,7 @@ def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterab
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Write a figure as SVG within a page, with what its script has to know of the axes."""
+    """Write a figure as SVG within a page, with the axes for the page's script."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", transparent=True)
@@ -228,7 +228,7 @@ def _svg(figure: Figure, name: str) -> str:
 
 
 def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str) -> tuple[str, str]:
-    """Make the legend of a panel, with the last value of each line, and the table of all values."""
+    """Make a panel's legend, with each line's last value, and the table of values."""
     percent = " %" if column.factor == 100 else ""
     column = column if percent else replace(column, digits=max(column.digits, _DIGITS))
     curves: list[dict[int, tuple[float, str]]] = []

@@ -1,4 +1,7 @@
-"""The architecture of each client: the server announces some, and clients choose (FedFA, Alg. 1, lines 1-2)."""
+"""The architecture of each client: the server announces some, clients choose.
+
+FedFA, Alg. 1, lines 1-2.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ _CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method wit
 
 @dataclass(frozen=True)
 class ArchitectureOptions:
-    """The architectures among which clients of methods with different architectures may choose."""
+    """The architectures among which clients of some methods may choose."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
     """widths to choose among, as rates of the width of the model that --width and --depth describe"""
@@ -204,7 +207,7 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
 
 
 def make_announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
-    """Make the specs of given widths and depths, which have to be among the candidates.
+    """Make the specs of given widths and depths, which must be candidates.
 
     Raises:
         FLError: naming the client, and the part of its architecture that the server has not announced.

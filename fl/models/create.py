@@ -153,7 +153,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
-    """Cut the part that a spec describes out of a library's full model, with its weights.
+    """Cut the part that a spec describes out of a library's full model.
 
     Raises SurgeryError for a model that cannot be cut like this.
     """
@@ -168,7 +168,10 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 
 
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
+    """Count the bytes of a zoo model's parameters and buffers, without building it.
+
+    It is 0 for a library's or a user's model.
+    """
     return 0 if spec.architecture.depth is None else _weight_bytes(spec)
 
 
@@ -178,7 +181,10 @@ def _weight_bytes(spec: zoo.Spec) -> int:  # never of a user's, whose spec would
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
-    """Raise FLError unless training mode gives logits [2, classes] for such images. The model does not change."""
+    """Raise FLError unless training mode gives logits [2, classes].
+
+    The model does not change.
+    """
     images = spec.example(2)
     output = _output(spec, model, images, "choose another model")
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
@@ -191,7 +197,7 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
 
 
 def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
-    """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
+    """Raise FLError unless a model for square images takes samples of this shape."""
     if isinstance(sample, dict) or len(sample) != 3:
         raise FLError(
             f"{custom_model.name_of(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model "
@@ -206,7 +212,7 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
 
 
 def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) -> Any:
-    """Run a copy of a model in training mode; FLError, with this way out, if that fails."""
+    """Run a copy of a model in training mode; FLError with a way out if it fails."""
     try:
         with torch.no_grad():
             return copy.deepcopy(model).train()(images)

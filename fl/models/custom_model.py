@@ -1,4 +1,4 @@
-"""Models that a user wrote: an `nn.Module`, or a function that makes one, which may be named by its import path.
+"""Models that a user wrote: an `nn.Module`, or a function or import path of one.
 
 A spec of such a model is a `zoo.Spec` of a class of its own, made by `describe`, which builds the user's model. So all
 that takes a spec takes it: narrow and shallow models come from `surgery`, as for models of timm and torchvision.
@@ -39,7 +39,9 @@ several architectures: a list of them, which clients have in turn, or a function
 
 
 class CustomSpec(zoo.Spec):
-    """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
+    """The spec of a user's model, made by `describe`.
+
+    Before data and model are known, nothing can be built.
 
     Attributes:
         source: the model. sample: what it gets of one sample, on the meta device. targets: the shape of its labels.
@@ -53,11 +55,11 @@ class CustomSpec(zoo.Spec):
 
     @property
     def architecture(self) -> Architecture:
-        """The fields of a spec that such a model takes: a width of at most 1, a depth, and the number of classes."""
+        """The fields of a spec: a width of at most 1, a depth, the number of classes."""
         return Architecture(None, {"depths": None, "num_classes": None}, "your own")
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """Copy the module, or call the function with torch's generator seeded from this one."""
+        """Copy the module, or call the function with torch's generator seeded."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(
                 f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",
@@ -76,7 +78,7 @@ class CustomSpec(zoo.Spec):
         return map_inputs(lambda tensor: tensor.new_zeros(batch, *tensor.shape, device=device), self.sample)
 
     def classifier(self) -> frozenset[str]:
-        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
+        """Find the tensors of the layer that gives the full model's logits; else none."""
         model, outputs = classes_as_given(self.full()), {}
         leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
         hooks = [
@@ -132,7 +134,10 @@ def by_name(name: str) -> Model:
 
 
 def check_model(model: Any, flag: str = "model=") -> Model:
-    """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
+    """Return a model, or raise FLError unless it is a module or a function.
+
+    Of several models the first is checked.
+    """
     first_model = first(model)
     if isinstance(first_model, nn.Module) or callable(first_model):
         return model
@@ -140,7 +145,7 @@ def check_model(model: Any, flag: str = "model=") -> Model:
 
 
 def first(model: Model) -> Model:
-    """Return the model of client 0, a module or a function without arguments, of one model or several."""
+    """Return the model of client 0: a module, or a function without arguments."""
     if isinstance(model, Sequence) and not isinstance(model, str | nn.Module):
         if not model:
             raise FLError("model=[] is an empty list: give a model, or several")
@@ -149,9 +154,10 @@ def first(model: Model) -> Model:
 
 
 def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[int, ...]]:
-    """Return the models that occur, each once, and which of them each client has; none where all have the same.
+    """Return the distinct models, and which of them each client has.
 
-    Those that a function makes are the same if their modules and these modules' settings are.
+    There are none where all clients have the same. Those that a function makes are the same if their modules and these
+    modules' settings are.
 
     >>> few = for_clients([nn.Linear(2, 2), nn.Linear(3, 2)], clients=3)
     >>> few[1], for_clients(lambda k: nn.Linear(2 + k % 2, 2), clients=3)[1], for_clients(nn.Linear(2, 2), clients=3)
@@ -177,7 +183,7 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
 
 
 def _is_numbered(model: Any) -> bool:
-    """Return whether it is a function that has to be given one argument: a client's number."""
+    """Return whether it is a function of one argument: a client's number."""
     if isinstance(model, nn.Module | type) or not callable(model):
         return False
     try:
@@ -198,7 +204,9 @@ def name_of(name: str) -> str:
 
 
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
-    """Make the spec of a user's model for such data; of samples with several inputs it gets them by keyword.
+    """Make the spec of a user's model for such data.
+
+    Of samples with several inputs the model gets them by keyword.
 
     Args:
         name: an import path or an entry point; "given" becomes given:CLASS.
@@ -253,7 +261,7 @@ def restore(values: dict[str, Any], known: dict[str, Any], where: str, model: Mo
 
 
 def identity(spec: CustomSpec) -> dict[str, Any]:
-    """Describe a model in JSON, which a run folder keeps so that another model is refused."""
+    """Describe a model in JSON, by which a run folder refuses another model."""
     full = spec.full()
     return {
         "class": type(full).__qualname__,
@@ -293,9 +301,9 @@ def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bo
 
 
 def by_keyword(model: nn.Module) -> nn.Module:
-    """Let a model take a dict as its one argument, and give its entries to `forward` by keyword. Returns the model.
+    """Let a model take a dict as its one argument, as keywords of `forward`.
 
-    So methods hand on the inputs of a batch as one value, whether they are a tensor or several.
+    So methods hand on the inputs of a batch as one value, whether they are a tensor or several. Returns the model.
 
     >>> model = by_keyword(nn.Bilinear(2, 3, 1))
     >>> model({"input2": torch.ones(4, 3), "input1": torch.ones(4, 2)}).shape
@@ -319,9 +327,9 @@ class _ClassesLast(NamedTuple):
 
 
 def classes_last(model: nn.Module, axes: int = 2) -> nn.Module:
-    """Let a model of masks, which gives [N, classes, H, W], give [N, H, W, classes]. Returns the model.
+    """Let a model of masks give [N, H, W, classes], not [N, classes, H, W].
 
-    So methods see a pixel as they see a token of text; `classes_as_given` undoes it.
+    So methods see a pixel as they see a token of text; `classes_as_given` undoes it. Returns the model.
 
     Args:
         axes: how many a mask has.
@@ -343,7 +351,7 @@ def classes_as_given(model: nn.Module) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Let a model give what its class gives: undo `classes_last`, and what takes the logits of output objects.
+    """Let a model give its class's outputs again: undo `classes_last` and the like.
 
     Returns the model, which needs nothing of fl then, such as to be unpickled.
     """
@@ -353,7 +361,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
-    """Let a model take the samples, and give logits where it gives them as part of an output object."""
+    """Let a model take the samples, and give logits instead of an output object."""
     model = by_keyword(model) if isinstance(sample, dict) else model
     if isinstance(model, torch.jit.ScriptModule):
         return model
@@ -364,7 +372,7 @@ def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
 
 
 def _logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Return the logits of an output such as transformers' SequenceClassifierOutput; others as they are."""
+    """Return the logits of an output object of transformers; other outputs as is."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
@@ -408,7 +416,7 @@ def _whats(data: Dataset) -> str:
 
 
 def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> None:
-    """Raise FLError unless training and evaluation mode give logits for these inputs of two samples."""
+    """Raise FLError unless both modes give logits for these inputs of two samples."""
     shape = write_shape(data.shape)
     for training, mode in ((True, "in training"), (False, "in evaluation mode")):
         try:

@@ -68,7 +68,7 @@ def identity_plan(model: nn.Module) -> Plan:
 
 
 def leading_plan(full: nn.Module, small: nn.Module) -> Plan:
-    """Plan a model with the tensors of a full one, on some axes fewer, within it: the first entries of each axis."""
+    """Plan a model with a full one's tensors, by the first entries of each axis."""
     shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(model).items()} for model in (full, small))
     first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], shapes[n])) for n in shapes}
     return Plan({name: (Source(name, index),) for name, index in first.items()}, shapes)
@@ -116,7 +116,9 @@ def plan_within(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
 ) -> Plan:
-    """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
+    """Plan where a smaller model of the family lies in a full one.
+
+    First the blocks are chosen, then the leading channels.
 
     Args:
         stand, choose, spec: see `as_shallow`.
@@ -135,9 +137,10 @@ def as_shallow(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """Cut a full model to the depth of a smaller one of the same family: the model, as wide as before, and the plan.
+    """Cut a full model to the depth of a smaller one of the family.
 
-    Where sections are missing at the end, as they may from a model with exits, so are their exits.
+    Returns the model, as wide as before, and the plan. Where sections are missing at the end, as they may from a model
+    with exits, so are their exits.
 
     Args:
         stand: which other blocks a block stands for, see `surgery.ungraft`.
@@ -160,9 +163,10 @@ def as_shallow(
 
 
 def make_example(model: nn.Module, spec: zoo.Spec | None) -> torch.Tensor | None:
-    """Make an input on which a library's or a user's model shows which of its blocks follow each other.
+    """Make an input that shows which blocks of a model follow each other.
 
-    None for the zoo's models, which declare their blocks, and where it is not known what makes the model.
+    The model is a library's or a user's. None for the zoo's models, which declare their blocks, and where it is not
+    known what makes the model.
     """
     declared = spec is None or spec.architecture.depth is not None
     return None if declared else spec.example(2, device=next(model.parameters()).device)
@@ -174,7 +178,7 @@ def find_kept_blocks(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     example: torch.Tensor | None = None,
 ) -> dict[str, int | Sequence[int]]:
-    """Find which blocks of each of the full model's sections the small one has, in the form that `ungraft` takes.
+    """Find which blocks of each section the small model has, as `ungraft` takes them.
 
     They are found by the names of tensors, since `surgery.sections` finds no section where one block is left.
     """

@@ -29,7 +29,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def check_init(init: str, model: str) -> None:
-    """Raise FLError unless --init has a form that `find` takes for a model of this name. Nothing is opened.
+    """Raise FLError unless --init has a form that `find` takes. Nothing is opened.
 
     >>> check_init("timm", "resnet18")
     >>> try:
@@ -100,7 +100,7 @@ class Start(NamedTuple):
         return line
 
     def create(self, generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-        """Create the model of a spec with these weights; the generator initialises the rest."""
+        """Create a spec's model with these weights; the generator initialises the rest."""
         model = create(generator, spec)
         try:
             strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
@@ -154,7 +154,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
 
 
 class _Misfit(Exception):
-    """The reason why weights do not fit a model; `count` is the number of tensors that do not."""
+    """The reason why weights do not fit a model; `count` is how many do not."""
 
     def __init__(self, text: str, count: float) -> None:
         super().__init__(text)
@@ -162,7 +162,7 @@ class _Misfit(Exception):
 
 
 def _fit(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
-    """Rename tensors as in a spec's model; list the classifier's that are left, and the summed ones.
+    """Rename tensors as in a spec's model; list the unused and the summed ones.
 
     Raises:
         _Misfit: naming the tensors that do not fit.
@@ -198,7 +198,10 @@ def _fit(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str
 
 
 def _list_left(tensors: Mapping[str, Tensor], heads: State) -> list[str]:
-    """List the classifier's tensors if it is for other classes, or not there at all; none if it is another layer."""
+    """List the classifier's tensors if it is for other classes, or missing.
+
+    There are none if it is another layer.
+    """
     there = [tensors.get(name) for name in heads]
     if all(tensor is None for tensor in there):
         return list(heads)
@@ -208,7 +211,10 @@ def _list_left(tensors: Mapping[str, Tensor], heads: State) -> list[str]:
 
 
 def _optional(name: str) -> bool:
-    """Return whether weights may come without this tensor: a norm's counter of steps, NeFL's step size (1 at first)."""
+    """Return whether weights may come without this tensor.
+
+    It is a norm's counter of steps, or NeFL's step size (1 at first).
+    """
     return name.endswith(("num_batches_tracked", ".step"))
 
 
@@ -220,7 +226,7 @@ def _list(heading: str, names: list[str], most: int = 3) -> list[str]:
 
 
 def _rename(tensors: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
-    """Rename tensors as in the zoo's model, if they are of its counterpart in a library."""
+    """Rename tensors as in the zoo's model, if they are its counterpart's."""
     if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in tensors):
         return _without_classifier(tensors, spec)
     if _foreign(spec) or 2 * len(layout.keys() & tensors.keys()) >= len(layout):
@@ -239,7 +245,10 @@ def _rename(tensors: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Map
 
 
 def _without_classifier(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
-    """Rename the weights of a model with one classifier, but this, for the same model with exits."""
+    """Rename the weights of a model with one classifier for the model with exits.
+
+    The classifier itself is left out.
+    """
     try:
         plain = replace(spec, exits=False)
     except zoo.ZooError as error:  # it ends after an earlier section
@@ -263,7 +272,7 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 
 def _foreign(spec: zoo.Spec) -> bool:
-    """Return whether a model is a library's or a user's, which is made narrow by cutting the full one."""
+    """Return whether a model is a library's or a user's, made narrow by cutting."""
     return spec.architecture.depth is None
 
 
@@ -275,7 +284,7 @@ def _heads(spec: zoo.Spec) -> frozenset[str]:
 
 
 def _list_varying(spec: zoo.Spec, **change: int) -> frozenset[str]:
-    """Name the tensors of a spec's model that depend on a field of the spec; none for text."""
+    """Name the tensors of a spec's model that depend on a field; none for text."""
     if spec.tokens is not None:
         return frozenset()
     layout, other = _layout(spec), _layout(replace(spec, **change))
@@ -292,5 +301,5 @@ def _layout(spec: zoo.Spec) -> State:
 
 
 def maker(spec: zoo.Spec, start: Start | None) -> Callable[[torch.Generator], nn.Module]:
-    """Make a function of a generator that creates the model of a spec, with the weights that the run begins with."""
+    """Make a function of a generator that creates a model with the initial weights."""
     return lambda generator: start.create(generator, spec) if start else create(generator, spec)

@@ -27,10 +27,10 @@ def zico(
     objective: Objective = cross_entropy,
     context: Any = None,
 ) -> float:
-    """Score a model by the sum over layers of log(sum over weights of mean|g| / std(g)); a higher score is better.
+    """Score a model by the sum over layers of log(sum of mean|g| / std(g)).
 
-    Mean and population standard deviation (of g, as in the released code; ZiCo's paper takes |g|) are over the
-    batches; g is the gradient of the objective's mean over a batch
+    The inner sum is over weights; a higher score is better. Mean and population standard deviation (of g, as in the
+    released code; ZiCo's paper takes |g|) are over the batches; g is the gradient of the objective's mean over a batch
     in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
     Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
     several layers share counts once.

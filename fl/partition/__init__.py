@@ -39,7 +39,7 @@ __all__ = [
 
 
 def _check(candidate: Any, name: str = "") -> Kind:
-    """Return what a package or a module has if it is a way of dealing samples out; a function of a task is one."""
+    """Return a kind, or a function of a task as a kind; else raise FLError."""
     if isinstance(candidate, Kind):
         return candidate
     if not callable(candidate) or isinstance(candidate, type):
@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = _kinds()
 
 
 def import_kind(path: str) -> Kind:
-    """Import a kind, or a function of a task, by its import path, without adding it to `KINDS`.
+    """Import a kind, or a function of a task, by path, without adding it to `KINDS`.
 
     Raises:
         FLError: for a path of neither.
@@ -131,7 +131,10 @@ def deal(
 
 
 def check_text_kind(kind: str, why: str = "text has none") -> None:
-    """Raise FLError for a partition that depends on class labels, which text, masks and numbers to predict have not."""
+    """Raise FLError for a partition that depends on class labels.
+
+    Text, masks and numbers to predict have none.
+    """
     if not KINDS[kind].text:
         able = ", ".join(name for name, candidate in KINDS.items() if candidate.text)
         hint = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)

@@ -1,4 +1,4 @@
-"""Partitions by classes: shards (each client has a few) and clusters (clients of a cluster share them)."""
+"""Partitions by classes: shards (a few for a client), clusters (which share some)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,11 +42,11 @@ class ClustersOptions:
 
 
 def shards(task: Task, options: ShardsOptions) -> Partition:
-    """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+    """Deal each client a share of the classes, with equal counts per class.
 
-    Classes are divided evenly: the numbers of clients that hold them differ by one at most. All clients have the
-    same number of samples of each of their classes, one class at least, which is the largest possible number; what is
-    left is not used.
+    FedFA's non-IID setting, section 5: 20%. Classes are divided evenly: the numbers of clients that hold them differ by
+    one at most. All clients have the same number of samples of each of their classes, one class at least, which is the
+    largest possible number; what is left is not used.
     """
     share, clients = options.class_share, task.clients
     if not 0 < share <= 1:
@@ -85,7 +85,7 @@ def deal_classes(classes: int, holders: int, per_holder: int, rng: np.random.Gen
 
 
 def clusters(task: Task, options: ClustersOptions) -> Partition:
-    """Deal by clusters: on each level the clients form clusters, each with classes of its own.
+    """Deal by clusters, which clients form on each level, each with its own classes.
 
     One level: every cluster has `cluster_classes` of all classes. If there are too few for that, clusters overlap, as
     little as possible. Several levels, from coarse to fine: each has classes of its own, which are divided among its
@@ -129,10 +129,10 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
 
 
 def nest_clusters(counts: Sequence[int], clients: int) -> np.ndarray:
-    """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
+    """Assign each client a cluster on each level: runs of clients, finer in coarser.
 
-    The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these: of (2, 3) and 5
-    clients [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]].
+    Returns [levels, clients]. The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many
+    of these: of (2, 3) and 5 clients [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]].
     """
     rows = [np.arange(clients) * counts[-1] // clients]
     for coarse, fine in zip(counts[-2::-1], counts[:0:-1]):
@@ -141,7 +141,10 @@ def nest_clusters(counts: Sequence[int], clients: int) -> np.ndarray:
 
 
 def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of classes of each cluster, one a level, if need be FeMAM's or an equal share, rounded up."""
+    """Return the number of classes of each cluster, one a level.
+
+    If need be it is FeMAM's, or an equal share, rounded up.
+    """
     if not classes and (total, counts) in _TABLE:
         return _TABLE[total, counts]
     if not classes and len(counts) == 1:
@@ -157,11 +160,11 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
 
 
 def _share_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose how many classes clusters have on several levels, where the paper has no numbers; coarse levels have more.
+    """Choose how many classes clusters have, where the paper has no numbers.
 
-    Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
-    23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of
-    their clusters.
+    Coarse levels have more. Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages
+    of Table C.1 (40, 37 and 23% on three levels). What is left over goes to the levels in turn, coarse ones first: one
+    more class for each of their clusters.
 
     >>> _share_out(62, (3, 6, 11)), _share_out(10, (2, 3)), _share_out(100, (3, 6, 11))
     ((9, 4, 1), (3, 1), (14, 6, 2))

@@ -89,12 +89,12 @@ class Kind:
 
 
 def together(clients: int) -> Tensor:
-    """Make the structure of clients that do not differ: one cluster, int64 [1, clients]."""
+    """Make the structure of clients that are alike: one cluster, int64 [1, clients]."""
     return torch.zeros(1, clients, dtype=torch.int64)
 
 
 def alone(clients: int) -> Tensor:
-    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients]."""
+    """Make the structure of clients that all differ: one each, int64 [1, clients]."""
     return torch.arange(clients)[None]
 
 

@@ -1,4 +1,4 @@
-"""Splits: a few tensors, however many clients, of the samples that each trains, validates and tests on."""
+"""Splits: the samples that each client trains, validates and tests on, as tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
-        """Collect the samples of each client, in ascending order, from the client of each sample.
+        """Collect each client's samples, ascending, from the client of each sample.
 
         Args:
             owners: the client of each sample, [M]; -1 for none.
@@ -113,7 +113,7 @@ class Parts(Sequence[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Splits(Sequence[Split]):
-    """The `Split` of each client, kept as three `Parts`; `splits[k]` is a `Split` of views.
+    """The `Split` of each client, kept as three `Parts`; `splits[k]` gives views.
 
     >>> splits = Splits.of([Split(torch.arange(3), torch.tensor([3]), torch.tensor([4]))])
     >>> splits[0].train, splits.test.samples
@@ -169,7 +169,9 @@ def check_all_have(parts: Parts, names: Sequence[str], noun: str, way: str) -> N
 
 
 def _enough(valid: float, test: float) -> int:
-    """Return how many samples are enough for shares of any client that has at least as many; 0 if a thousand are not.
+    """Return how many samples are enough for shares of any client with as many.
+
+    It is 0 if a thousand are not enough.
 
     >>> _enough(0, 0.01), _enough(0.1, 0.1), _enough(0.5, 0.49), _enough(0.5, 0.4999)
     (2, 3, 100, 0)
@@ -181,7 +183,7 @@ def _enough(valid: float, test: float) -> int:
 
 
 def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.Generator) -> Splits:
-    """Split each client's samples at random into training, validation and test samples.
+    """Split each client's samples at random into training, validation and test.
 
     A part whose share is 0 is empty. The other parts, and training, have one sample at least.
 

@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures and model, by the seed."""
+"""From settings to a federation and a method: data, split and models, by the seed."""
 
 import logging
 from collections.abc import Callable
@@ -162,7 +162,7 @@ def _ask_for_round(config: Config, specs: list[Spec]) -> None:
 
 
 def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
-    """Ask for what a client's step keeps of one batch, if half of it can be freed early."""
+    """Ask for what a client's step keeps of a batch, if half of it is freed early."""
     size = local.size_of_batches(fed.clients.train)
     least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
     ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
@@ -177,7 +177,7 @@ def _make_fleet(
     owned: tuple[int, ...],
     rng: Rng,
 ) -> Fleet:
-    """Return the clients' architectures with initial weights; the first is the global model's."""
+    """Return the clients' architectures with initial weights, the global model first."""
     ALGORITHMS[config.method.name].refuse({"own_architectures": "model= of several models"})
     change = model_change(config.extensions)
     if config.model.init or change:
@@ -205,7 +205,9 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
 def make_models(
     config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-    """Return the global model, a function that makes another, and clients' models if an extension makes several.
+    """Return the global model and a function that makes another.
+
+    There are clients' models, too, if an extension makes several.
 
     All weights that are not in `start` depend on the seed alone.
     """
@@ -216,7 +218,7 @@ def make_models(
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
-    """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
+    """Complete the settings of a run by what was given, and by its held-out samples."""
     config = complete_settings(config, dataset, model)
     return config if dataset is not None and dataset.valid is not None else config.with_validation()
 
@@ -249,7 +251,7 @@ def make_method(config: Config, fed: Federation) -> Algorithm:
 
 
 def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
-    """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
+    """Make the method of the settings, within its extensions, for a federation."""
     algorithm = make_method(config, fed)
     wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
     if len(first := [f"--{name}" for name, extension in wrapping.items() if extension.order is Order.PROTECTING]) > 1:
@@ -319,7 +321,7 @@ def _specs(
     take_largest: frozenset[int],
     transport: Transport,
 ) -> tuple[Spec, list[Spec]]:
-    """Return the global model and each client's own; no own models if all clients have the global one.
+    """Return the specs of the global model and of each client; none if all are alike.
 
     The global model has the maximum of all clients' widths and depths.
     """
@@ -341,7 +343,7 @@ def _specs(
 
 
 def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model | None = None) -> Spec:
-    """Describe the model of the settings for the samples and classes, or the vocabulary, of a data set.
+    """Describe the model of the settings for the samples and classes of a data set.
 
     Args:
         model: a model of your own, if the settings do not name it.
@@ -368,7 +370,10 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
 
 
 def pick_device(name: str) -> torch.device:
-    """Find a torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
+    """Find a torch device by name; `auto` is the first GPU, or the CPU.
+
+    Each rank has a GPU of its own.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and current().size > 1:

@@ -15,7 +15,10 @@ from fl.settings.extensions import EXTENSIONS
 
 
 def _score(noun: str, heading: str = "", **more: Any) -> Column:
-    """Make the column of a score of the global model, which tables call by what it is, alone or beside clients'."""
+    """Make the column of a score of the global model.
+
+    Tables call it by its name, alone or beside clients' scores.
+    """
     return Column(due="global", heading=heading or noun, beside_clients=f"global {noun}", **more)
 
 
@@ -84,7 +87,7 @@ _ASKED = ("test_", "local_valid_", "local_test_")
 
 
 def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
-    """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
+    """Return the columns of metrics.csv by name, in order, methods' before `_LAST`.
 
     Args:
         names: of columns, such as the keys of a table's rows; metrics that were asked for among them come last. All
@@ -128,14 +131,14 @@ def _find_column(name: str) -> Column:
 
 
 def list_columns(fed: Federation) -> list[str]:
-    """Return the names of the columns of the metrics that a federation is asked for, and of each test site."""
+    """List the columns of a federation's metrics, and of each test site."""
     parts = ["test", *(f"local_{part}" for part in evaluate.list_held_out(fed))] if fed.metrics else []
     metric_columns = [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
     return [*metric_columns, *evaluate.site_columns(fed)]
 
 
 def first_score(names: Container[str]) -> str:
-    """Return which score of the global model stands for a run: accuracy, or the error of numbers.
+    """Return which score stands for a run: accuracy, or the error of numbers.
 
     >>> first_score(["loss", "mae", "r2"])
     'mae'

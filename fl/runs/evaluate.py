@@ -33,9 +33,10 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class _Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
+    """The predictions of models, still on their device.
 
-    Of masks there are counts for each mask, since there are too many pixels.
+    Nothing has waited for them yet. A token of text is a sample. Of masks there are counts for each mask, since there
+    are too many pixels.
 
     Attributes:
         columns: what the scores of the task are made of, by name, [N, ...].
@@ -111,7 +112,7 @@ def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()
 def _of_owners(
     columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric] = ()
 ) -> list[dict[str, float]]:
-    """Return the scores of each owner of samples, which follow one another, in the order of `SCORES`."""
+    """Return the scores of each owner of consecutive samples, as in `SCORES`."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
 
     counts = np.bincount(owners, columns.get("scored"), len(sizes))
@@ -160,7 +161,7 @@ def _takes_outputs(metrics: Sequence[Metric]) -> bool:
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dict[str, float]:
-    """Score the deployed model on the common test set; metrics that were asked for begin with `test_`.
+    """Score the deployed model on the common test set; metrics begin with `test_`.
 
     Where the test set is of a few owners, such as hospitals, also its accuracy (of numbers the error) at each of them.
 
@@ -193,7 +194,7 @@ def site_columns(fed: Federation) -> list[str]:
 
 
 def honest_cohort(fed: Federation, states: States, clients: Sequence[int], counted: Sequence[bool]) -> Cohort:
-    """Return the participants of a round after local training, without those that were dropped or are malicious.
+    """Return the trained participants of a round that were counted and are honest.
 
     Args:
         states: the trained models of all participants, a stack or a list.
@@ -205,7 +206,7 @@ def honest_cohort(fed: Federation, states: States, clients: Sequence[int], count
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Score the participants' trained models on the common test set, before they are averaged.
+    """Score the participants' trained models on the test set, before the average.
 
     Returns:
         models_accuracy, models_std: mean and spread of their accuracy. For images, models_own_accuracy: the mean of
@@ -259,7 +260,9 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Return mean cosine similarity of the trained models as FedMR's released code measures it (its Fig. 6).
+    """Return mean cosine similarity of the trained models.
+
+    It is measured as in FedMR's released code (its Fig. 6).
 
     The entries of the state, in its order and with batch norms' statistics and step counters, are cut into chunks of
     five; the measure is the mean of the chunks' cosines. If no entries are left over the last chunk counts twice. Step
@@ -276,7 +279,7 @@ def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
-    """Return the tensors of these names of two or more models with one architecture, if the server has them.
+    """Return named tensors of models of one architecture, if the server has them.
 
     Else none.
     """
@@ -301,7 +304,7 @@ def list_held_out(fed: Federation) -> list[str]:
 
 
 def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
-    """Score every client on its own held-out samples, for the parts that `list_held_out` names.
+    """Score every client on its own held-out samples, see `list_held_out`.
 
     Args:
         models: () -> the models that clients predict with, which are asked for the samples of all clients at once.

@@ -1,4 +1,4 @@
-"""Export of the weights of a trained model, as one file or folder for programs that do not know this project."""
+"""Export of trained weights, for programs that do not know this project."""
 
 import copy
 import io
@@ -41,7 +41,9 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a written trained model. A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
+    """A format of a written model.
+
+    A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
 
     Attributes:
         write: (model, new path, origin) -> writes it, whole or not at all.
@@ -136,9 +138,9 @@ def _from_run(
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, as it was trained.
+    """Load the model that a client of a run predicts with, as it was trained.
 
-    The run's data set is needed.
+    It is on the CPU, in evaluation mode. The run's data set is needed.
 
     Args:
         model, dataset: yours, if the run was given one.
@@ -164,7 +166,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """Return a module with the model that a client predicts with, in evaluation mode, as it was trained.
+    """Return a module with a client's model, in evaluation mode, as it was trained.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -182,7 +184,7 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
 
 
 def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
-    """Return a copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
+    """Return a copy of an architecture of the federation with a state, to evaluate."""
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})

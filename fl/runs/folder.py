@@ -1,4 +1,4 @@
-"""Run folders: where they lie, what in them must stay during a run, and how they are read.
+"""Run folders: where they lie, what must stay during a run, how they are read.
 
 start.safetensors has the trained weights of --init, so that resuming does not need their file again; architectures.csv
 what each architecture of a fleet costs, and which clients have it.
@@ -40,10 +40,10 @@ _log = logging.getLogger("fl")
 
 
 def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
-    """Return the server of a run folder and the rounds that it has done; the initial one before the first checkpoint.
+    """Return the server of a run folder and its number of rounds.
 
-    Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings, and for a
-    table that does not belong to it.
+    Before the first checkpoint it is the initial one. Raises FLError for a checkpoint that is damaged, gone, of another
+    model or method, or of other settings, and for a table that does not belong to it.
     """
     if not (folder / checkpoint.FILE).exists():
         table = folder / metrics.FILE
@@ -63,7 +63,7 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
 
 
 def check_intact(folder: Path, config: Config, table: bool = True) -> None:
-    """Raise FLError for a checkpoint of other settings than these, or beside another table than its own.
+    """Raise FLError for a checkpoint of other settings, or beside another table.
 
     Settings that only one of two versions of this package has are not compared, nor are rounds of the table after the
     checkpoint.
@@ -99,7 +99,7 @@ def run_name(config: Config) -> str:
 
 
 def new_folder(out: str, name: str | None, title: str) -> Path:
-    """Name the folder for a new run: the given --name, or the title with a number where it is taken.
+    """Name the folder for a new run: --name, or the title, numbered where it is taken.
 
     Args:
         out: the folder that it lies in.
@@ -117,7 +117,7 @@ def new_folder(out: str, name: str | None, title: str) -> Path:
 
 
 def list_fixed(config: Config) -> dict[str, Any]:
-    """Return the settings, by flag, that a resumed run must not change, as plain values.
+    """Return the settings, by flag, that a resumed run must not change.
 
     The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
     evaluated where --keep-best or --patience compare all evaluations.
@@ -141,7 +141,7 @@ def list_fixed(config: Config) -> dict[str, Any]:
 
 
 def save_initial_weights(folder: Path, start: Start) -> None:
-    """Write the weights of --init into a run folder, unless they are there, and tell what was not taken of them."""
+    """Write the weights of --init into a run folder, and tell what was not taken."""
     if (folder / INITIAL).exists():
         return
     metadata = {name: value for name, value in start._asdict().items() if name != "taken"}
@@ -150,7 +150,7 @@ def save_initial_weights(folder: Path, start: Start) -> None:
 
 
 def load_initial_weights(folder: Path, config: Config) -> Start | None:
-    """Read the weights of --init that a run folder keeps; None if there are none, or not yet.
+    """Read the weights of --init that a run folder keeps; None if there are none.
 
     Args:
         config: the settings of the run.
@@ -255,7 +255,7 @@ def fold_model(config: Config, model: nn.Module) -> nn.Module:
 
 
 def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """Load the trained global model of a run folder as `load_model` does, with what an extension trained beside it."""
+    """Load the global model of a run as `load_model` does, with extensions' parts."""
     config = Config.read(folder)
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)

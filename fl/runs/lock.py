@@ -26,7 +26,7 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
-    """Lock a run folder for as long as the block lasts; make it unless a run is resumed.
+    """Lock a run folder within the block; make it unless a run is resumed.
 
     A new folder that is empty at the end, as after settings that were refused, is deleted again.
 
@@ -108,7 +108,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def _take(path: Path) -> int:
-    """Take the lock, write this process into its file, and return the file descriptor that has it."""
+    """Take the lock, write this process into its file, return the file descriptor."""
     while True:
         # A link is not followed, and a pipe not waited for: the lock is in the way of neither, and says so.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | _NEITHER, 0o666)

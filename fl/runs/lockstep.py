@@ -21,7 +21,7 @@ _FREE = {"out", "name", "device", "data-on", "data-root", "log", "checkpoint-eve
 
 
 def check_ranks_agree(run: RunState) -> None:
-    """Check that all ranks do the same run, and start them at the round of rank 0, which may resume.
+    """Check that all ranks do the same run, and start them at the round of rank 0.
 
     Raises:
         FLError: if a rank has other settings, another version or other data than rank 0; it says which and in what.
@@ -67,7 +67,7 @@ def sync_server(run: RunState) -> dict | None:
 
 
 def tell_end(summary: dict) -> None:
-    """End the run of all ranks with the summary of rank 0: the others are in `sync_server`."""
+    """End the run of all ranks, which wait in `sync_server`, with rank 0's summary."""
     current().tell((summary, []))
 
 

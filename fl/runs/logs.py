@@ -18,9 +18,10 @@ _ID = "wandb-id.txt"
 
 @contextmanager
 def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
-    """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder.
+    """Log columns as curves for `tensorboard --logdir FOLDER`.
 
-    A resumed run continues it: the rounds that it repeats take the place of the former ones.
+    They lie in the folder `tensorboard` of the run folder. A resumed run continues them: the rounds that it repeats
+    take the place of the former ones.
     """
     from torch.utils.tensorboard import SummaryWriter
 

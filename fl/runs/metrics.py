@@ -1,4 +1,4 @@
-"""metrics.csv, one row a round, and clients.csv, one row a client and evaluated round."""
+"""metrics.csv, one row a round; clients.csv, one row a client and evaluation."""
 
 import csv
 import itertools
@@ -75,7 +75,7 @@ class Metrics:
 
 
 def read_kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
-    """Read the rows of an interrupted run's metrics.csv that a resumed run keeps. Nothing is written.
+    """Read the rows of a metrics.csv that a resumed run keeps. Nothing is written.
 
     Args:
         done: rounds of its checkpoint; later ones are dropped, since they run again.
@@ -97,9 +97,10 @@ def read_kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[
 
 
 class ClientTable:
-    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
+    """The table clients.csv: every client's scores on its own held-out samples.
 
-    It is not written if clients hold nothing out. Where clients are owners (hospitals, writers), it has their names.
+    There are rows for every evaluated round. The table is not written if clients hold nothing out. Where clients are
+    owners (hospitals, writers), it has their names.
 
     Args:
         rows: of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
@@ -155,10 +156,10 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 
 
 def checksums(rows: Sequence[Row]) -> list[str]:
-    """Compute a text for each row that changes with its numbers, other than the seconds, which differ from run to run.
+    """Compute a text for each row that changes with its numbers.
 
-    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made; see
-    `read_kept`.
+    Seconds differ from run to run and are left out. The text has a part for each kind of evaluation: a resumed run may
+    drop one that only an earlier end made; see `read_kept`.
     """
     due = {name: column.due for name, column in columns(_names(rows)).items()}
     due |= {"seconds": None, "attack_success": "global"}  # attack_success: in tables of earlier versions
@@ -168,7 +169,9 @@ def checksums(rows: Sequence[Row]) -> list[str]:
 
 
 def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
-    """Return the first rows of a metrics.csv; FLError unless they are those beside the checkpoint of round `done`.
+    """Return the first rows of a metrics.csv, up to the round of the checkpoint.
+
+    FLError unless they are beside the checkpoint of round `done`.
 
     Args:
         known: their `checksums`; None: they are not compared.
@@ -210,14 +213,17 @@ def select_evaluated(rows: Sequence[Row]) -> list[Row]:
 
 
 def choose_judge(rows: Sequence[Row], by: str = "auto") -> str:
-    """Return the column that --best-by judges rounds by; auto is the validation loss, or else the first score."""
+    """Return the column that --best-by judges rounds by.
+
+    auto is the validation loss, or else the first score.
+    """
     if by != "auto":
         return by
     return "local_valid_loss" if any("local_valid_loss" in row for row in rows) else first_score(_names(rows))
 
 
 def best(rows: Sequence[Row], by: str = "auto") -> Row:
-    """Find the best evaluated round, the first of equal ones. --keep-best stores its model.
+    """Find the best evaluated round, the first of equal ones, which --keep-best keeps.
 
     It has the smallest mean validation loss if clients validate, else the highest test accuracy (of
     numbers: the least error). Empty if no round was evaluated, or none had a number there.
@@ -271,7 +277,7 @@ def _names(rows: Sequence[Row]) -> set[str]:
 
 
 def _table(path: Path, most: int | None = LARGEST) -> list[dict[str, str]]:
-    """Read a table that grows round by round, without a last line that was cut off, perhaps in a number.
+    """Read a table that grows round by round, without a last line that was cut off.
 
     Raises ValueError or csv.Error for a file that is no such table.
     """

@@ -36,7 +36,7 @@ def open_run(
     at_end: Sequence[Draw] = (),
     taken: Callable[[], None] = lambda: None,
 ) -> Iterator[RunState]:
-    """Begin a run in a folder, or continue with the one in it; at the end of the block write all that is kept of it.
+    """Begin or resume a run in a folder; at the end of the block write what is kept.
 
     Only this process works in the folder meanwhile. However the block ends, the checkpoint of the last round, the
     summary and the figures are written.

@@ -1,4 +1,4 @@
-"""Give a run's model to new clients, and test it on each of them before and after fine-tuning."""
+"""Give a run's model to new clients, and test it before and after fine-tuning."""
 
 import copy
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def personalize(
     held_out: float = 0.2,
     model: Model | None = None,
 ) -> NewClients:
-    """Give the model of a run to new clients, fine-tune it on each client's samples, and test it before and after.
+    """Fine-tune the model of a run for new clients, tested before and after.
 
     A new client begins with the tensors that the method would send to it:
 
@@ -144,7 +144,7 @@ def personalize(
 
 
 def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None) -> Dataset:
-    """Return the data in the form that the run's model takes; FLError if they do not fit."""
+    """Return the data in the form that the run's model takes, or raise FLError."""
     if not isinstance(data, Dataset):
         raise FLError(f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=")
     if data.owners is None:
@@ -207,7 +207,10 @@ def _name(data: Dataset, owner: int) -> str:
 
 
 def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, Tensor]]:
-    """Return (client, its samples for fine-tuning) of each row: all, or each of the numbers that the client has."""
+    """Return (client, its samples for fine-tuning) of each row.
+
+    That is all, or each of the numbers that the client has.
+    """
     if not samples:
         return list(enumerate(clients.train))
     rows = []
@@ -230,10 +233,10 @@ def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients
 
 
 def _start_of(config: Config, fed: Federation, server: dict[str, State]) -> State:
-    """Return the state that a new client begins with: tensors that the method sends are global, others are initial.
+    """Return the state that a new client begins with.
 
-    To see which tensors it sends, the method is made for as many clients as the run had. Their samples do not matter,
-    but there must be enough of them.
+    Tensors that the method sends are global, others are initial. To see which tensors it sends, the method is made for
+    as many clients as the run had. Their samples do not matter, but there must be enough of them.
     """
     method = ALGORITHMS[config.method.name]
     initial, known = fed.initial(), server["global"]
@@ -263,7 +266,7 @@ class _Added(nn.Module):
 
 
 def _join(pathways: Pathways, fed: Federation) -> Level:
-    """Return FeMAM's models for each new client; its training samples choose the levels that it joins."""
+    """Return FeMAM's models for each new client, whose samples choose the levels."""
     kinds, states, modules = {}, [], []
     for indices in fed.clients.train:
         x, y = fed.data.gather(indices)

@@ -21,14 +21,17 @@ class Ending:
     told = saving = False
 
     def look(self) -> None:
-        """Raise `Terminated` if SIGTERM has come: Python drops what is raised in a callback or in `__del__`."""
+        """Raise `Terminated` if SIGTERM has come.
+
+        Python drops what is raised in a callback or in `__del__`.
+        """
         if self.told:
             raise Terminated
 
 
 @contextmanager
 def terminable() -> Iterator[Ending]:
-    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called.
+    """Raise `Terminated` in the block on SIGTERM, after a handler of the user.
 
     It comes at once; where Python drops it, at the next `Ending.look`, at another SIGTERM or at the end of the block,
     whichever is first. Once the block is `saving` it comes only at the end: torchrun sends SIGTERM where another rank

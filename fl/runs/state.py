@@ -98,7 +98,7 @@ class RunState:
         return cls(config, fed, algorithm, folder, server, done, inputs)
 
     def begin(self, resume: bool) -> "RunState":
-        """Write what the run's folder holds before the first round, in which this process has locked it."""
+        """Write what the run's locked folder holds before the first round."""
         config, folder, fed, done = self.config, self.folder, self.fed, self.done
         if done:
             self.best = checkpoint.read_best(folder)
@@ -125,7 +125,10 @@ class RunState:
         return self.metrics.rows
 
     def due(self, number: int) -> set[str]:
-        """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
+        """Say what is evaluated after a round: the "global" model, "models", or both.
+
+        "models" are the participants'. After the last round both are evaluated.
+        """
         last, wanted, evaluation = number == self.last, set(), self.config.evaluation
         if last or number % evaluation.every == 0:
             wanted.add("global")
@@ -155,7 +158,7 @@ class RunState:
             _log.warning("warning: training ends after %d of %d rounds: %s", self.last, self.config.rounds, why)
 
     def record(self, number: int, server: Server, row: Row, scores: evaluate.Scores) -> None:
-        """Write a round into the run's tables, take its server, and save a checkpoint if one is due."""
+        """Write a round into the tables, take its server, save a checkpoint if one is due."""
         self.metrics.add(row)
         self.table.add(number, scores)
         self.advance(server, number)
@@ -210,7 +213,7 @@ class RunState:
         write_json(self.folder / "summary.json", self.summary)
 
     def summarise(self, diverged: str) -> dict:
-        """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
+        """Make the content of summary.json: settings, results, start, and the machine."""
         config, start, rows = self.config, self.fed.start, metrics.select_evaluated(self.rows)
         best_by, keep_best = config.evaluation.best_by, config.evaluation.keep_best
         score = first_score(rows[-1]) if rows else "accuracy"

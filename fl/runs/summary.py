@@ -25,7 +25,7 @@ _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
 def failure(rows: Sequence[Row]) -> str:
-    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end.
+    """Explain why training failed though its rounds were done: no finite loss at last.
 
     "" where it has not.
 
@@ -42,7 +42,7 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 class Summary(dict):
-    """The content of summary.json, in one line where it is printed, and with the curves in a notebook.
+    """The content of summary.json, printed in a line, with curves in a notebook.
 
     Attributes:
         folder: the run's.
@@ -63,7 +63,7 @@ class Summary(dict):
 
     @property
     def best(self) -> Row:
-        """The best round: its number, its score and what it was chosen by; {} if there is none."""
+        """The best round: number, score and what it was chosen by; {} if there is none."""
         return self["best"]
 
     @property
@@ -149,7 +149,7 @@ def advice(experiment: Experiment, folder: Path) -> str:
 
 
 def _comparison(config: Config) -> str:
-    """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
+    """Write the command that compares other methods, with more seeds; "" if none can."""
     method, rivals = config.method.name, ("fedavg", "fedprox")
     methods = (*rivals, *(Experiment().algorithms if method in rivals else (method,)))
     others = replace(Experiment.alone(config), algorithms=methods, seeds=(0, 1, 2))

@@ -111,7 +111,7 @@ class Config:
 
     @classmethod
     def of(cls, **settings: Any) -> "Config":
-        """Make the settings of a run from names as flags have them, with _ for -, and whole groups.
+        """Make the settings of a run from names of flags, with _ for -, and whole groups.
 
         Args:
             settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox={"mu": 1.0},
@@ -182,7 +182,7 @@ class Config:
         return settings
 
     def __repr__(self) -> str:
-        """Write what `Config.of` takes to make these settings: those that are not the method's defaults.
+        """Write what `Config.of` takes to make these settings, without defaults.
 
         >>> Config.of(algorithm="fedprox", lr=0.05, fedprox={"mu": 1.0})
         Config.of(algorithm='fedprox', fedprox={'mu': 1.0}, lr=0.05)
@@ -201,7 +201,10 @@ class Config:
         return f"Config.of({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def _unread(self, setting: Setting) -> str:
-        """Say why the method does not read a setting. One that is not registered here may read --architectures."""
+        """Say why the method does not read a setting.
+
+        One that is not registered here may read --architectures.
+        """
         name = self.method.name
         if setting.group == "architectures" and name in ALGORITHMS and not _different(name):
             return (
@@ -218,7 +221,10 @@ class Config:
         ]
 
     def list_comparable(self) -> dict[str, Any]:
-        """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
+        """Return the settings, by name, in which compared runs may differ.
+
+        The method and the seed are left out.
+        """
         return {
             setting.name: setting.value
             for setting in self.settings()
@@ -235,7 +241,7 @@ class Config:
         return replace(self, **topics, method=method, extensions={n: as_read(o) for n, o in self.extensions.items()})
 
     def check(self) -> None:
-        """Raise FLError for settings that do not go together, and values that a setting cannot have.
+        """Raise FLError for settings that do not go together, or invalid values.
 
         This comes before anything is loaded or written.
         """
@@ -278,7 +284,10 @@ class Config:
             check_value(setting)
 
     def check_recorded(self) -> None:
-        """Raise FLError for a value that a setting cannot have; method, partition, data and model need not be here."""
+        """Raise FLError for an invalid value.
+
+        Method, partition, data and model need not be here.
+        """
         known = self if self.method.name in ALGORITHMS else replace(self, method=Config.method)
         if known.data.partition.name not in KINDS:
             known = replace(known, data=replace(known.data, partition=DataSettings.partition))
@@ -297,7 +306,10 @@ class Config:
             )
 
     def asks(self) -> dict[str, str]:
-        """Return what a method must be able to do, see `fl.federation.capabilities`, and the flags that ask for it."""
+        """Return what a method must be able to do, and the flags that ask for it.
+
+        See `fl.federation.capabilities`.
+        """
         needs: dict[str, str] = {}
         local, model = self.local, self.model
         if local.masked_loss:
@@ -314,12 +326,12 @@ class Config:
 
     @property
     def fixes_rounds(self) -> bool:
-        """True if the number of rounds changes rounds before the last: their learning rate, say."""
+        """True if the number of rounds changes earlier rounds: their learning rate, say."""
         drawn = any(EXTENSIONS[name].fixes_rounds(options) for name, options in self.extensions.items())
         return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 
     def with_validation(self, chosen: bool = False) -> "Config":
-        """Return the settings, with samples held out if the method validates on them and they hold none out.
+        """Return the settings, with samples held out if the method validates on some.
 
         Args:
             chosen: whether somebody has asked for the share of the settings, so that it cannot be another one.
@@ -379,7 +391,7 @@ class Config:
         return f"{methods or self.method.name}-{dataset}-{model}-{self.data.spread()}-seed{seeds or self.seed}"
 
     def to_yaml(self) -> str:
-        """Write the settings that a run reads as YAML, nested by topic. `from_yaml` is the inverse.
+        """Write the settings that a run reads as YAML by topic; `from_yaml` inverts it.
 
         >>> "momentum" in Config.of(optimizer="adam").to_yaml(), "unit: layer" in Config().to_yaml()
         (False, True)
@@ -404,7 +416,7 @@ class Config:
 
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Config":
-        """Read the settings of one run from YAML; those that it leaves out have their defaults.
+        """Read the settings of one run from YAML; others have their defaults.
 
         Settings may also stand there by the names of their flags, outside of topics, as in files of version 0.2.
 
@@ -460,12 +472,12 @@ def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return Python's values of NumPy's, and a tuple in the place of a list, as settings have it."""
+    """Return NumPy's values as Python's, and a list as a tuple, as in settings."""
     return tuple(as_plain(value)) if isinstance(value, list) else as_plain(value)
 
 
 def _choose(before: Chosen, wanted: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
-    """Return an alternative by name, with its default options, or those that are set already.
+    """Return an alternative by name, with default options or those already set.
 
     Args:
         shared: whether others keep the options that are set if they have the same ones.
@@ -478,7 +490,7 @@ def _choose(before: Chosen, wanted: Any, options: Mapping[str, Any], shared: boo
 
 
 def options_of(name: str, value: Any, now: Any) -> Any:
-    """Return options in the place of those that a group has now; a mapping replaces some of them."""
+    """Return options to replace a group's; a mapping replaces some of them."""
     if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
         known = [option.name for option in fields(now)]
         if strange := value.keys() - {*known}:

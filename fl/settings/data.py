@@ -1,4 +1,4 @@
-"""Settings of the data: which set, how it is divided among clients, and what these hold out."""
+"""Settings of the data: which set, its partition, and what clients hold out."""
 
 import logging
 from dataclasses import dataclass, fields, replace
@@ -62,7 +62,7 @@ class DataSettings(Topic):
     text: TextOptions = TextOptions()
 
     def check(self) -> None:
-        """Raise FLError for settings of the data that cannot be, without looking at the data."""
+        """Raise FLError for impossible settings of the data, without looking at them."""
         data.check_name(self.dataset)
         check_values(self)
         if data.is_text(self.dataset):
@@ -104,7 +104,7 @@ class DataSettings(Topic):
         return self.prepare(data.load(self.dataset, root, download, self.text))
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """Give a data set a border, pool and reduce it as the settings say; it is unchanged if it is that already."""
+        """Pad, pool and reduce a data set by the settings, unless that is done already."""
         wanted, origin = self.origin(), dataset.origin
         if origin == wanted:
             return dataset

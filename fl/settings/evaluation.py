@@ -1,4 +1,4 @@
-"""Settings of what is measured in a run, and what is kept of it. They do not change what it learns."""
+"""Settings of what a run measures and keeps; they do not change what it learns."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Settings of where and how a run is computed. They do not change what it learns, but for rounding."""
+"""Settings of where and how a run is computed, which change only its rounding."""
 
 from dataclasses import dataclass
 from typing import Annotated

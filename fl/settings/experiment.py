@@ -56,7 +56,7 @@ class Experiment:
 
     @classmethod
     def of(cls, **settings: Any) -> "Experiment":
-        """Make an experiment from the names of settings, see `Config.of`; algorithms and seeds are several."""
+        """Make an experiment from names as in `Config.of`, with algorithms and seeds."""
         return cls().replace(**settings)
 
     @classmethod
@@ -86,7 +86,7 @@ class Experiment:
         return self.config.replace(algorithm=name, **options)
 
     def as_read(self) -> "Experiment":
-        """Replace settings that no run reads by their defaults, and forget the options of methods that are not run."""
+        """Replace settings that no run reads by defaults, and forget unused options."""
         runs = [run.as_read() for run in self.runs() or [self.config]]
         config = next((run for run in runs if run.model.architectures != ArchitectureOptions()), runs[0])
         if len(self.algorithms) > 1:
@@ -95,7 +95,7 @@ class Experiment:
         return replace(self, config=config, options=options)
 
     def check(self) -> None:
-        """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
+        """Raise FLError for settings of a run that do not go together, see `Config.check`."""
         if not self.algorithms or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
         if any(several.count(item) > 1 for several in (self.algorithms, self.seeds) for item in several):
@@ -104,7 +104,7 @@ class Experiment:
             run.check()
 
     def with_validation(self, chosen: bool = False) -> "Experiment":
-        """Return the experiment, with samples held out in all runs if one of them needs some, see `Config`."""
+        """Return the experiment, with samples held out if one of its runs needs some."""
         for name in self.algorithms:
             run = self._run(name)
             if (held := run.with_validation(chosen)) is not run:
@@ -132,12 +132,15 @@ class Experiment:
 
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Experiment":
-        """Read the settings of an experiment, or of one run, from YAML, see `Config.from_yaml`."""
+        """Read the settings of an experiment or a run from YAML, see `Config.from_yaml`."""
         return cls().replace(**stored.read(text, gone))
 
     @classmethod
     def from_file(cls, path: Path) -> "Experiment":
-        """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        """Read the settings in a YAML file, such as the config.yaml of a run.
+
+        Raises FLError, which names the file.
+        """
         if path.exists() and not path.is_file():
             raise FLError(
                 f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run",

@@ -15,7 +15,7 @@ def _check(entry: Any, name: str) -> Extension:
 
 
 def _extensions() -> dict[str, Extension]:
-    """Return extensions by name; one of a package that cannot be had is left out with a warning."""
+    """Return extensions by name; a package's that fails is left out with a warning."""
     ours = collect("fl.extensions", "EXTENSION", Extension)
     return ours | load_entry_points("extensions", ours, _check)
 
@@ -25,7 +25,9 @@ EXTENSIONS: dict[str, Extension] = _extensions()
 
 
 def model_change(names: Iterable[str]) -> tuple[str, ModelChange] | None:
-    """Return the extension that changes the model, by its name, of those that a run asks for; None if none does.
+    """Return the name and the model change of the extension that changes the model.
+
+    It is None if a run asks for no such extension.
 
     Raises:
         FLError: for two.

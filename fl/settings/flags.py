@@ -1,4 +1,4 @@
-"""The flags of `python -m fl.run`: flat, made from the settings by topic and the options of partitions and methods."""
+"""The flags of `python -m fl.run`, flat: the settings, and options by name."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
@@ -124,9 +124,10 @@ def flags_class(topics: Mapping[str, Mapping[str, Entry]], base: type = Command)
 
 
 def parse_command_line(kind: type[T], argv: Sequence[str], prog: str) -> T:
-    """Parse a command line with tyro. Flags are described by docstrings. Raises FLError for what cannot be parsed.
+    """Parse a command line with tyro; docstrings describe its flags.
 
-    Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
+    Raises FLError for what cannot be parsed. Comments at fields are not looked for, since tyro would read the source of
+    nearly every class for them.
 
     Args:
         prog: how the command is called.
@@ -138,7 +139,7 @@ def parse_command_line(kind: type[T], argv: Sequence[str], prog: str) -> T:
 
 
 def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]:
-    """Put the flags of a command line in the place of an experiment's settings; return it with their values."""
+    """Put a command line's flags into an experiment; return it with their values."""
     flags = {flag_in(word) for word in argv}
     algorithms = find_value(argv, "algorithm")
     methods = start.algorithms if algorithms is None else Experiment(algorithms=tuple(algorithms.split(","))).algorithms
@@ -156,7 +157,9 @@ def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]
 
 
 def select_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
-    """Return the settings that a command line gives, as `Config.of` takes them: of groups what it changes.
+    """Return the settings that a command line gives, for `Config.of`.
+
+    Of groups it is what the command line changes.
 
     Args:
         values: the values of all flags.
@@ -185,7 +188,10 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
 
 
 def find_value(argv: Iterable[str], flag: str) -> str | None:
-    """Find the value of a flag among the words of a command line, without reading the others; the last one counts."""
+    """Find the value of a flag among the words of a command line, unread.
+
+    The last one counts.
+    """
     result, before = None, ""
     for word in argv:
         if before == flag:

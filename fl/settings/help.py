@@ -1,4 +1,4 @@
-"""Print the pages of `--help`, laid out by argparse; tyro reads the command lines themselves."""
+"""Print the pages of `--help`, laid out by argparse; tyro reads command lines."""
 
 import argparse
 import dataclasses
@@ -179,7 +179,10 @@ def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, 
 
 
 def _arguments(kind: type) -> dict[str, dict[str, str]]:
-    """Lay out the page of a command, from the dataclass of its arguments: a section for it, and one for each group."""
+    """Lay out the page of a command from its dataclass.
+
+    It has a section for it, and one for each group.
+    """
     page: dict[str, dict[str, str]] = {"arguments": {}}
     for argument in dataclasses.fields(kind):
         if dataclasses.is_dataclass(group := argument.default):
@@ -203,7 +206,7 @@ def _read_documentation(kind: type) -> dict[str, str]:
 
 
 def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tuple[str, str]:
-    """Write a flag, as `--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`, and what it does.
+    """Write a flag, as `--rounds INT>=1` or `--flip, --no-flip`, and what it does.
 
     Its default is there where the text does not say it.
     """
@@ -236,7 +239,7 @@ def _is(field: dataclasses.Field, mark: Any) -> bool:
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, up to where longer lines are hard to read; flags are not broken at their hyphens."""
+    """As wide as the terminal, within limits; flags are not broken at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=_width())
@@ -259,6 +262,6 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def _paragraphs(text: str) -> str:
-    """Return paragraphs as lines; those that are indented are commands, and stay as they are."""
+    """Return paragraphs as lines; indented ones are commands, and stay as they are."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(block if block.startswith(" ") else "\n".join(_lines(block, _width())) for block in paragraphs)

@@ -1,4 +1,4 @@
-"""Settings of the model: its architecture, what it begins from, and what clients have of it."""
+"""Settings of the model: architecture, initial weights, and clients' part of it."""
 
 from dataclasses import dataclass
 from typing import Annotated, get_args
@@ -55,7 +55,7 @@ class ModelSettings(Topic):
         image_size: int | None = None,
         text: bool | None = None,
     ):
-        """Make the `zoo.Spec` of the model, for data with these images and classes, or for text.
+        """Make the `zoo.Spec` of the model, for these images and classes, or for text.
 
         Args:
             samples: the settings of the data.

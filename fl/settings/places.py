@@ -1,4 +1,4 @@
-"""The place of a setting, its topic and field, from its name on the command line. Flags are flat, settings are not.
+"""The place of a setting, its topic and field, from its flag's name.
 
 A new setting is a field of its topic, or a field that is a dataclass of several; nothing else names it. One of no topic
 is a field of `fl.Config`, and stands in `OWN`.
@@ -60,7 +60,7 @@ _TAKEN = frozenset({*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"}
 
 
 def check_names() -> None:
-    """Raise FLError for an option of a partition, or an extension, that hides a setting."""
+    """Raise FLError for an option or an extension whose name hides a setting."""
     for name, kind in KINDS.items():
         _check_partition(name, kind)
     for name in _TAKEN - {*TOPICS}:  # there is a method `local`, which has no options
@@ -118,7 +118,7 @@ def method_named(wanted: Any) -> Any:
 
 
 def partition_named(wanted: Any) -> Any:
-    """Return the name of a partition, as settings have it, from its name, its import path or its function.
+    """Return the name of a partition from its name, import path or function.
 
     One of a user's own is added to those there are, by its import path.
 

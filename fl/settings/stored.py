@@ -30,9 +30,10 @@ _log = logging.getLogger("fl")
 
 
 def read(text: str, gone: bool = False) -> dict[str, Any]:
-    """Read a file of settings. Returns those that it has, by the names that `Experiment.of` takes, each of its type.
+    """Read a file of settings.
 
-    Sections of things that are not here, such as a method whose file is gone, are left out with a warning.
+    Returns those that it has, by the names that `Experiment.of` takes, each of its type. Sections of things that are
+    not here, such as a method whose file is gone, are left out with a warning.
 
     Args:
         gone: whether settings of earlier versions that are gone are left out; otherwise they are an error.
@@ -79,7 +80,7 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
 
 
 def name_outside(topic: str, inside: str) -> str:
-    """Return the name that a setting of a topic has outside of it. Raises FLError if the topic has none such.
+    """Return the name of a topic's setting outside of it; FLError if there is none.
 
     >>> name_outside("local", "epochs")
     'local_epochs'
@@ -98,7 +99,10 @@ def name_outside(topic: str, inside: str) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a file by the names that they have outside of topics; groups are mappings."""
+    """Yield the settings of a file by their names outside of topics.
+
+    Groups are mappings.
+    """
     for name, value in values.items():
         if name in TOPICS and isinstance(value, dict):
             for inside, item in value.items():
@@ -123,7 +127,7 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _method(name: str, section: Any) -> tuple[str, Any]:
-    """Return the name of a method and its options without the import path, by which it is found.
+    """Return the name of a method and its options, without the import path.
 
     Raises FLError if it is not there, or is another one now.
     """
@@ -172,7 +176,7 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _fill(default: T, values: Any, group: str) -> T:
-    """Return a group of settings with the given values, each of the type that its field has."""
+    """Return a group of settings with the given values, converted to their types."""
     if not isinstance(values, dict):
         raise FLError(f"{group} is not a mapping")
     types = {option.name: option.type for option in fields(default)}  # type: ignore[arg-type]
@@ -198,7 +202,7 @@ _ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_
 
 
 def describe_unknown(name: str) -> str:
-    """Say of a setting that there is not what it is called now, or what it may be meant to be."""
+    """Say of a missing setting what it is called now, or what may be meant."""
     options = [option for kind in KINDS.values() for option in kind.reads]
     if name == "extensions":
         return "extensions stand by their names, outside of other sections: privacy: {clip: 0.5}"

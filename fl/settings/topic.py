@@ -1,4 +1,4 @@
-"""The base of the topics of a run's settings: each says what it means in plain values of Python."""
+"""The base of the topics of a run's settings: plain values of Python."""
 
 from contextlib import suppress
 from dataclasses import dataclass, fields

@@ -143,7 +143,7 @@ class LocalSettings(Topic):
             object.__setattr__(self, "loss", path_of("loss", self.loss))
 
     def check(self, dataset: str) -> None:
-        """Raise FLError for settings that do not go together, or not with the data set of this name."""
+        """Raise FLError for settings that do not go together, or with this data set."""
         if len(self.betas) != 2:
             raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
