@@ -1,4 +1,7 @@
-"""The command line: `layer-surgery COMMAND`, or `python -m fl COMMAND`; without a command it lists them."""
+"""The command line: `layer-surgery COMMAND`, or `python -m fl COMMAND`.
+
+Without a command it lists them.
+"""
 
 import difflib
 import sys

@@ -1,4 +1,4 @@
-"""The exception of this package, its kinds, the end by a signal, and what raises them."""
+"""The exception of this package, its kinds, the end by a signal."""
 
 import re
 from collections.abc import Iterator

@@ -110,9 +110,9 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
 
 @contextmanager
 def private(folder: Path | None = None) -> Iterator[None]:
-    """Within the block, let no other user read what this process makes; nor a folder, if given.
+    """Within the block, let no other user read what this process makes.
 
-    The same holds for processes that it starts.
+    The same holds for processes that it starts, and for a folder, if given.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "keys"

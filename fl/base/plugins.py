@@ -1,4 +1,4 @@
-"""Find extensions of this project: new files in its packages, entry points, objects by their import path."""
+"""Find extensions of this project: files, entry points, objects by import path."""
 
 import difflib
 import logging

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client), without a global generator.
+"""Randomness by (seed, purpose, round, client), without a global generator.
 
 Whatever is random (sampling, batches, permutations, partitions, initial weights) asks for a stream of its own, so
 a resumed run sees the same numbers as an uninterrupted one, and clients do not depend on each other's order.

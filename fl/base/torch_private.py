@@ -36,7 +36,7 @@ except (ImportError, AttributeError) as error:
 
 
 def calling(function: Callable[..., Any], others: Mapping[Callable[..., Any], Callable[..., Any]]) -> FunctionType:
-    """Return a copy of a function of `torch.nn.functional` that calls others in the place of some it calls there.
+    """Return a copy of a function of `torch.nn.functional` that calls `others`.
 
     A `TorchFunctionMode` sees such a function, and not what it calls.
     """
@@ -48,7 +48,7 @@ def calling(function: Callable[..., Any], others: Mapping[Callable[..., Any], Ca
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Count how often a tensor was written to; those made in inference mode have no such count.
+    """Count how often a tensor was written to, unless inference mode made it.
 
     >>> version_of(torch.zeros(1).add_(1))
     1

@@ -1,4 +1,4 @@
-"""Data sets, images, tables and text, as tensors, on one device or kept on the host; and all of them by name.
+"""Data sets, images, tables and text, as tensors; and all of them by name.
 
 `digits` comes with scikit-learn and `pydoc` with Python. The others are read from a folder (`--data-root`). Each file
 that has a `LOADERS` is found; nothing else names the data sets.
@@ -122,7 +122,7 @@ def _load_custom(name: str) -> Dataset:
 
 
 def check_name(name: str) -> None:
-    """Raise FLError if there is no data set of this name, or a user's function of this name cannot be called."""
+    """Raise FLError if no data set has this name, or a user's cannot be called."""
     if _key_and_file(name)[0] in LOADERS or name == GIVEN:
         return
     if not is_custom(name):
@@ -137,7 +137,7 @@ def check_name(name: str) -> None:
 
 
 def is_custom(name: str) -> bool:
-    """Return whether a data set of this name is a user's: given from Python, by import path or by entry point.
+    """Return whether a name is a user's: given, by import path or by entry point.
 
     >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
     (True, True, False, False)
@@ -150,7 +150,7 @@ def is_custom(name: str) -> bool:
 
 
 def may_change(name: str) -> bool:
-    """Return whether a name does not say what samples the data set has: a user's files or function may change.
+    """Return whether the samples of a name may change, in a user's files or function.
 
     >>> may_change("csv:a.csv"), may_change("my_module:load"), may_change("digits")
     (True, True, False)
@@ -177,7 +177,10 @@ def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def default_root() -> Path:
-    """Name the folder of data sets when none is given: $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set."""
+    """Name the default folder of data sets.
+
+    It is $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set.
+    """
     return Path(os.environ.get("FL_DATA_ROOT") or "~/.cache/layer-surgery").expanduser()
 
 

@@ -1,4 +1,4 @@
-"""Deal a data set out to clients, and see who holds what: `python -m fl.data [--flags]`."""
+"""Partition a data set, and see who holds what: `python -m fl.data [--flags]`."""
 
 import json
 import sys
@@ -143,7 +143,10 @@ def _clusters(structure: np.ndarray) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = look(argv)
     return ended.code

@@ -198,7 +198,7 @@ def _range_of_labels(name: str, y: Tensor, several: bool) -> tuple[float, float]
 
 
 def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
-    """Convert the samples of both parts: an array, or a dict of arrays, which has the same names in both."""
+    """Convert the samples of both parts: an array, or a dict of arrays alike in both."""
     if not isinstance(x, Mapping) and not isinstance(test_x, Mapping):
         return samples("x", x), samples("test_x", test_x)
     inputs: list[dict[str, Tensor]] = []
@@ -459,7 +459,10 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
 
 
 def _check_mask(name: str, value: Any) -> None:
-    """Raise FLError for values that a masked array of NumPy hides, which are lost here."""
+    """Raise FLError for values that a masked array of NumPy hides.
+
+    Nothing here would know of the mask.
+    """
     for k, array in enumerate(value if isinstance(value, list | tuple) else [value]):
         if isinstance(array, np.ma.MaskedArray) and array.mask.any():
             row = k if array is not value else int(array.mask.nonzero()[0][0]) if array.ndim else 0
@@ -471,7 +474,10 @@ def _check_mask(name: str, value: Any) -> None:
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any]:
-    """Convert the owners of both parts to int64; names become numbers in alphabetical order, and are kept."""
+    """Convert the owners of both parts to int64.
+
+    Names become numbers in alphabetical order, and are kept.
+    """
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
     parts = {}

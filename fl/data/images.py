@@ -44,12 +44,15 @@ def digits(root: Path, download: bool) -> Dataset:
 
 
 def _split_stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split as scikit-learn's `train_test_split(stratify=labels, random_state=0)` does, in the same order."""
+    """Split as `train_test_split(stratify=labels, random_state=0)`, in that order.
+
+    The function is scikit-learn's.
+    """
     rng = np.random.RandomState(0)
     sizes = np.bincount(labels)
 
     def share_out(have: np.ndarray, total: int) -> np.ndarray:
-        """Round shares of `total` in proportion down, and up where most is missing; chance decides among equals."""
+        """Round shares of `total` down, and up where most is missing, by chance if equal."""
         exact = have / have.sum() * total
         counts = np.floor(exact)
         missing = exact - counts

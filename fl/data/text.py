@@ -363,7 +363,10 @@ def _read(source: Source, file: str | Path) -> str:
 
 
 def _fetch(address: str, root: Path, file: str) -> None:
-    """Download a file into root, whole or not at all. Raises OSError or ValueError if that fails."""
+    """Download a file into root, whole or not at all.
+
+    Raises OSError or ValueError if that fails.
+    """
     path = root / file
     with urlopen(address + path.name, timeout=60) as answer:
         content = answer.read()

@@ -1,4 +1,4 @@
-"""A fleet of architectures: which one each client has, and where it lies in the global model."""
+"""A fleet of architectures: each client's, and its place in the global model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

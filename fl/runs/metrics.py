@@ -256,7 +256,9 @@ def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
+    """Read the rows of a metrics.csv, as numbers.
+
+    Blanks are left out, and so is a last line that was cut off.
 
     Raises FLError for any other file, and for rounds that are there twice or in another order.
     """

@@ -1,4 +1,4 @@
-"""A run folder that is open: one process works in it, and leaves it so that the run can resume, whatever happens."""
+"""An open run folder: one process works in it, and leaves it ready to resume."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

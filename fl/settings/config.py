@@ -157,7 +157,7 @@ class Config:
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
-        """List all settings of the run, and of all extensions, each with why nothing reads it.
+        """List all settings of the run and all extensions, with why nothing reads each.
 
         >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags

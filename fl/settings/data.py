@@ -119,7 +119,9 @@ class DataSettings(Topic):
         return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples, self.test_sites)
 
     def names(self, dataset: Dataset) -> bool:
-        """Say whether this is the data set of the settings, as it was loaded by its name, prepared or not.
+        """Say whether this is the data set of the settings, loaded by name.
+
+        It may be prepared or not.
 
         >>> DataSettings(samples=100).names(data.load("digits")), DataSettings().names(DataSettings(samples=100).load())
         (True, False)
@@ -127,7 +129,10 @@ class DataSettings(Topic):
         return dataset.origin in (self.origin(), self.origin().bare())
 
     def deal(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-        """Partition the samples among clients. Returns each client's, and the true structure."""
+        """Partition the samples among clients.
+
+        Returns each client's, and the true structure.
+        """
         options = self.partition.options
         arguments: dict[str, Any] = (
             {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}

@@ -110,7 +110,7 @@ def _group(name: str, options: Any, *notes: Any) -> Entry:
 
 
 def flags_class(topics: Mapping[str, Mapping[str, Entry]], base: type = Command) -> type:
-    """Make the dataclass whose fields are these flags, after the fields of a base class."""
+    """Make the dataclass whose fields are these flags, after a base class's fields."""
     types = []
     for name, entry in ((name, entry) for inside in topics.values() for name, entry in inside.items()):
         kind = entry.field.type

@@ -253,7 +253,10 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
 
 
 def check_resumable(text: str) -> None:
-    """Raise FLError for settings of a run that cannot resume: of an earlier version, or of what is missing."""
+    """Raise FLError for a run that cannot resume.
+
+    It is of an earlier version, or something that it names is missing here.
+    """
     values = _mapping(text)
     if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
         raise FLError(f"{earlier.say_gone(names)}; continue with the version that began the run", code="folder")
