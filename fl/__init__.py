@@ -60,7 +60,7 @@ __all__ = [
 
 def __getattr__(name: str) -> type:
     """Find the options of an extension, such as `fl.Compression`."""
-    for one in _EXTENSIONS.values():
-        if type(one.options).__name__ == name:
-            return type(one.options)
+    for extension in _EXTENSIONS.values():
+        if type(extension.options).__name__ == name:
+            return type(extension.options)
     raise AttributeError(f"module 'fl' has no attribute {name!r}")

@@ -1,4 +1,7 @@
-"""The command line: `layer-surgery COMMAND`, or `python -m fl COMMAND`; without a command it lists them."""
+"""The command line: `layer-surgery COMMAND`, or `python -m fl COMMAND`.
+
+Without a command it lists them.
+"""
 
 import difflib
 import sys
@@ -24,7 +27,7 @@ COMMANDS = {
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Return `COMMANDS` with those of extensions."""
+    """Return `COMMANDS` and the commands of extensions."""
     return COMMANDS | collect("fl.commands", "COMMANDS", tuple)
 
 
@@ -55,10 +58,10 @@ def overview() -> str:
     """Return what `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
     lines = []
-    for name, (module, what) in commands().items():
+    for name, (module, purpose) in commands().items():
         of_extension = module.startswith("fl.extensions.")
         way = f"fl {name}" if of_extension else module.removesuffix(".__main__")
-        lines.append(f"{f'layer-surgery {name}' if script else f'python -m {way}':25}{what}")
+        lines.append(f"{f'layer-surgery {name}' if script else f'python -m {way}':25}{purpose}")
     return "\n".join([*lines, "", "`--help` after any of them says more"])
 
 

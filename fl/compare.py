@@ -28,7 +28,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw runs in one figure (mean and standard deviation over seeds) and print a table."""
+    """Draw runs in one figure (mean and deviation over seeds) and print a table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """run folders, or folders that hold some"""
@@ -38,11 +38,11 @@ class Arguments:
     """a page that needs no network, with curves to read values off, results, settings, commands and the partition;
     must be new"""
     every: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """with --html, write the page again after so many seconds until all runs have ended; it reloads itself"""
+    """with --html, seconds after which the page is written again, until all runs have ended; it reloads itself"""
     against: Annotated[str, tyro.conf.arg(metavar="|".join(AGAINST))] = "rounds"
     """what curves are drawn against: rounds, what a client sent and received (traffic), the multiply-accumulates of all
-    clients' forward passes in training (macs; a step costs about three times as many), seconds of training, or those of
-    --pace (simulated)"""
+    clients' forward passes in training (macs; a step costs about three times as many), seconds of training, or the
+    seconds of --pace (simulated)"""
     target: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """a test accuracy in (0, 1], or a perplexity above 1: what runs took to reach it is a second table"""
 
@@ -55,11 +55,12 @@ def compare(
     lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns,
     new: bool = False,
 ) -> str:
-    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table.
+    """Draw the runs of the folders into one figure, and return the table.
 
     With a target, a second table is below it.
 
     Args:
+        against: what curves are drawn against, one of `AGAINST`.
         lay_out: makes the text of a table's cells, see `fl.base.tables`.
         new: whether the figure must not be there yet.
     """
@@ -87,7 +88,10 @@ def tables(
 
 
 def write_page(arguments: Arguments) -> str:
-    """Write the page about the runs, again and again until they end if that is asked for; return the tables."""
+    """Write the page about the runs; return the tables.
+
+    With --every it is written again until all runs have ended.
+    """
     from fl.figures.report import check_page, report
 
     path, every, folders = arguments.html, arguments.every, arguments.folders
@@ -123,7 +127,7 @@ def run(arguments: Arguments) -> int:
         out = out or Path("comparison.png")
         text = compare(arguments.folders, out, arguments.against, arguments.target, fit_terminal, new=True)
     print(text)
-    print("\n" + "\n".join(f"{what}: {file}" for what, file in (("figure", out), ("page", html)) if file))
+    print("\n" + "\n".join(f"{label}: {file}" for label, file in (("figure", out), ("page", html)) if file))
     return 0
 
 

@@ -34,15 +34,20 @@ class Export:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = run(command(Export, "export", argv))
     return ended.code
 
 
-def run(asked: Export) -> int:
+def run(arguments: Export) -> int:
     """Write the file and say so."""
-    path = export_model(asked.run, asked.file, format=asked.format, client=asked.client, best=asked.best)
+    path = export_model(
+        arguments.run, arguments.file, format=arguments.format, client=arguments.client, best=arguments.best
+    )
     print(f"model: {path}")
     return 0
 

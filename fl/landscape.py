@@ -49,15 +49,15 @@ class Arguments:
     part: Annotated[str, one_of("test", "train")] = "test"
     """samples to compute the loss on: the common test set, or those that clients train on"""
     samples: Natural = 1000
-    """how many of them, drawn by --seed, the same ones for models of the same split; 0 is all"""
+    """how many of them, chosen by --seed, the same ones for models of the same split; 0 is all"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
-    """draws the directions and the samples"""
+    """chooses the directions and the samples"""
     together: Natural = 0
     """compute this many models side by side; 0 is 16 on CUDA and one on the CPU"""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """folder of the data sets [that of each run]"""
+    """folder of the data sets [the folder of each run]"""
     download: bool = True
     """download a data set that is missing"""
 
@@ -68,45 +68,49 @@ def run(arguments: Arguments) -> int:
     axis = grid(arguments.points, arguments.radius)
     device = pick_device(arguments.device)
     runs = find_runs(arguments.folders)
-    for one in runs:
-        one.config.check_registered(one.folder)
+    for run in runs:
+        run.config.check_registered(run.folder)
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
         raise FLError(f"{grid_file} exists already: choose another --out", code="file")
-    asked = [
+    tasks = [
         (run.config.data.dataset, run.config.data.text, run.config.model.name == "transformer_masked") for run in runs
     ]
-    for run, what in zip(runs, asked):
-        if what != asked[0]:
+    for run, other in zip(runs, tasks):
+        if other != tasks[0]:
             raise FLError(
-                f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
-                "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task",
+                f"{runs[0].folder} and {run.folder} have other data or another task ({tasks[0][0]} and {other[0]}, "
+                "text cut differently, or masked), so their losses cannot be compared: give runs of one data set and "
+                "task",
                 code="mismatch",
             )
     wanted, root = {run.config.data.origin(): run.config for run in runs}, arguments.data_root
     loaded = {
-        origin: one.data.load(root or one.execution.data_root, arguments.download).to(device)
-        for origin, one in wanted.items()
+        origin: config.data.load(root or config.execution.data_root, arguments.download).to(device)
+        for origin, config in wanted.items()
     }
     how = axis, arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
-    found = [landscape(run, title, loaded[run.config.data.origin()], *how) for run, title in zip(runs, titles(runs))]
-    what = f"{found[0].samples:,} {arguments.part} samples"
+    results = [landscape(run, title, loaded[run.config.data.origin()], *how) for run, title in zip(runs, titles(runs))]
+    count = f"{results[0].samples:,} {arguments.part} samples"
     task, asked_loss = loaded[runs[0].config.data.origin()].task, runs[0].config.local.loss
     plain = task == "classification" and asked_loss in ("default", "cross_entropy")
     name = "cross entropy" if plain else "loss"
-    print(f"{name} of {what}, and its rise at distances up to {arguments.radius:g} from the model\n\n{table(found)}")
+    print(f"{name} of {count}, and its rise at distances up to {arguments.radius:g} from the model\n\n{table(results)}")
     chance = math.log(loaded[runs[0].config.data.origin()].classes)
-    for one in found:
-        if plain and not one.centre < 0.99 * chance:
-            print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
-    draw_landscapes(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
-    write_grid(found, grid_file)
+    for result in results:
+        if plain and not result.centre < 0.99 * chance:
+            print(f"\n{result.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
+    draw_landscapes(results, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
+    write_grid(results, grid_file)
     print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C.
+    """
     smaller = "--together (models side by side) or --samples"
     with guard(smaller) as ended:
         ended.code = run(command(Arguments, "landscape", argv))

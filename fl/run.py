@@ -24,7 +24,7 @@ from fl.settings.recipes import RECIPES, Recipe
 def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECIPES) -> int:
     """Run every method and seed of the command line.
 
-    If there are several, each has a folder within that of the command, and one table and one figure compare them.
+    If there are several, each has a folder within the command's, and one table and one figure compare them.
 
     Args:
         recipes: those whose name may be the first word.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
 
 def _run_several(experiment: Experiment, folder: Path, resume: bool, dataset: Dataset) -> bool:
     """Do the runs of an experiment and compare them. Returns whether one failed."""
-    inside = {folder / run_name(one): one for one in experiment.runs()}
+    inside = {folder / run_name(config): config for config in experiment.runs()}
     ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
     if not current().rank:
         write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")

@@ -22,7 +22,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw which clients share models on each level, beside the truth, and print how well they agree.
+    """Draw which clients share models on each level, and compare with the truth.
 
     ARI is the adjusted Rand index over the clients that kept a model: 1 for the same clusters, about 0 for random ones
     and for a single one.
@@ -38,19 +38,21 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Draw and print."""
-    found = find(arguments.folders)
+    structures = find(arguments.folders)
     out = arguments.out or (None if arguments.json else Path("structure.png"))
     if out is not None:
         from fl.figures.clients import structure_maps
         from fl.figures.style import check_new, save
 
         check_new(out)
-        save(structure_maps(list(found.values())), out)
+        save(structure_maps(list(structures.values())), out)
     if arguments.json:
-        rows = {str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in found.items()}
+        rows = {
+            str(path): [row._asdict() | {"best": row.best} for row in agreement(s)] for path, s in structures.items()
+        }
         print(json.dumps(rows))
     else:
-        print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in found.items()))
+        print("\n\n".join(f"{path}\n{describe(structure)}" for path, structure in structures.items()))
         print(f"\nfigure: {out}")
     return 0
 

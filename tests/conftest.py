@@ -118,7 +118,7 @@ def nothing_is_drawn_and_the_disk_is_not_waited_for():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
-        patch.setattr(curves, "run_figure", lambda rows, title, path, what="": style.save(Figure(), path))
+        patch.setattr(curves, "run_figure", lambda rows, title, path, quantity="": style.save(Figure(), path))
         patch.setattr(os, "fsync", lambda handle: None)
         yield
 

@@ -1,1 +1,1 @@
-"""Computations on finished runs: results, costs, clusters of clients, and loss landscapes."""
+"""Computations on finished runs: results, costs, clusters, loss landscapes."""

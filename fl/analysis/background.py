@@ -1,4 +1,4 @@
-"""The background of results: the progress, commands and settings of runs, and the classes of each client."""
+"""The background of results: progress, commands, settings, clients' classes."""
 
 import json
 import math
@@ -30,7 +30,10 @@ _NONE = "-"
 
 
 def progress(run: RecordedRun) -> str:
-    """Say how far a run is: "finished", "round 3 of 40", "stopped early in round 7", or why it failed."""
+    """Say how far a run is.
+
+    It is "finished", "round 3 of 40", "stopped early in round 7", or says why it failed.
+    """
     done, path = int(run.rows[-1]["round"]), run.folder / "summary.json"
     summary = {}
     if path.exists():
@@ -47,11 +50,11 @@ def progress(run: RecordedRun) -> str:
 
 
 def not_begun(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> list[Path]:
-    """List the folders of runs that the experiments in these folders still have to begin, or to evaluate first."""
-    several = [one for one in folders if (one / SETTINGS).exists() and not (one / FILE).exists()]
-    planned = [folder / run_name(one) for folder in several for one in Experiment.read(folder).runs()]
+    """List the folders of runs that experiments still have to begin or evaluate first."""
+    several = [folder for folder in folders if (folder / SETTINGS).exists() and not (folder / FILE).exists()]
+    planned = [folder / run_name(config) for folder in several for config in Experiment.read(folder).runs()]
     there = {run.folder.resolve() for run in runs}
-    return [one for one in planned if len(planned) > 1 and one.resolve() not in there]
+    return [folder for folder in planned if len(planned) > 1 and folder.resolve() not in there]
 
 
 def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
@@ -60,7 +63,9 @@ def are_left(folders: Sequence[Path], runs: Sequence[RecordedRun]) -> bool:
 
 
 def write_command(runs: Sequence[RecordedRun]) -> str:
-    """Write the command that trains runs which differ in their seed alone; Python if it took data or a model.
+    """Write the command that trains runs which differ in their seed alone.
+
+    It is Python if the runs took data or a model.
 
     >>> from fl.settings import Config
     >>> config = Config.of(algorithm="fedavg", lr=0.05)
@@ -68,15 +73,17 @@ def write_command(runs: Sequence[RecordedRun]) -> str:
     python -m fl.run --algorithm fedavg --seeds 0,1 --lr 0.05
     """
     config, seeds = runs[0].config, [run.config.seed for run in runs]
-    own = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _is_given(used)]
-    if own:
-        each = ", ".join(f"{name}=..." for name in own)
+    names = [name for name, used in (("dataset", config.data.dataset), ("model", config.model.name)) if _is_given(used)]
+    if names:
+        arguments = ", ".join(f"{name}=..." for name in names)
         return f"config = fl.{config.replace(seed=0)!r}\n" + "\n".join(
-            f'fl.simulate(config.replace(seed={seed}), "{run_name(run.config)}", {each})'
+            f'fl.simulate(config.replace(seed={seed}), "{run_name(run.config)}", {arguments})'
             for seed, run in zip(seeds, runs)
         )
     method = SOURCES.get(config.method.name, config.method.name)
-    changed = [one for one in config.list_changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    changed = [
+        setting for setting in config.list_changed() if not setting.unread and setting.name not in ("algorithm", "seed")
+    ]
     return " ".join([program("run"), "--algorithm", method, "--seeds", ",".join(map(str, seeds)), *words(changed)])
 
 
@@ -85,7 +92,7 @@ def _is_given(name: str) -> bool:
 
 
 def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Tabulate settings: those in which labels differ, a column for each label, and those that all runs set alike.
+    """Tabulate the settings that differ, a column for each label, and those alike.
 
     The second table has no settings with their default value.
     """
@@ -93,7 +100,12 @@ def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[li
     read = {label: config.list_comparable() for label, config in configs.items()}
     names = dict.fromkeys(name for settings in read.values() for name in settings)
     differ = [name for name in names if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
-    changed = {one.name: one.value for config in configs.values() for one in config.list_changed() if not one.unread}
+    changed = {
+        setting.name: setting.value
+        for config in configs.values()
+        for setting in config.list_changed()
+        if not setting.unread
+    }
     alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
     rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
     return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
@@ -120,14 +132,14 @@ class Holdings(NamedTuple):
 
 
 def holdings(runs: Sequence[RecordedRun]) -> list[Holdings]:
-    """Deal out the data of runs as they did, once for all runs that share them."""
-    asked = dict.fromkeys(
+    """Partition the data of runs as they did, once for all runs that share them."""
+    distinct = dict.fromkeys(
         (run.config.data, run.config.execution.data_root, run.config.clients.number, run.config.seed) for run in runs
     )
-    return [_holdings(*one) for one in asked]
+    return [_holdings(*arguments) for arguments in distinct]
 
 
-@lru_cache(maxsize=64)  # a page is written again and again while runs go on
+@lru_cache(maxsize=64)  # a page is written repeatedly while runs continue
 def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> Holdings:
     title = f"{'custom data' if data.dataset == GIVEN else data.dataset}, {data.spread()}, seed {seed}"
     try:
@@ -150,7 +162,7 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
 
 
 def colour_share(count: float, most: float) -> float:
-    """Return how strongly a count is coloured, by its square root, so that small ones are seen.
+    """Return how strongly a count is coloured: by its square root, to show small ones.
 
     >>> colour_share(0, 9), colour_share(1, 4), colour_share(9, 9)
     (0.0, 0.5, 1.0)

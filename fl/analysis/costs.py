@@ -1,4 +1,4 @@
-"""Costs of runs: traffic, multiply-accumulates and time, up to each round and up to a target."""
+"""Costs of runs: traffic, multiply-accumulates and time, to a round or a target."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _UNITS = {
 
 
 def unit_for(cost: str, value: float, least: float = 1) -> tuple[str, float]:
-    """Choose the largest unit in which a cost is `least` or more, and the unit's factor to the column's.
+    """Choose the largest unit in which a cost is at least `least`, and its factor.
 
     >>> unit_for("tmac", 3e-4), unit_for("tmac", 2.0), unit_for("megabytes", 8000.0), unit_for("tmac", 0.0)
     (('MMAC', 1000000.0), ('TMAC', 1), ('GB', 0.001), ('kMAC', 1000000000.0))
@@ -34,7 +34,9 @@ def unit_for(cost: str, value: float, least: float = 1) -> tuple[str, float]:
 
 
 def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Add up the costs up to each round. A cost that some round did not count is left out.
+    """Add up the costs up to each round.
+
+    A cost that some round did not count is left out.
 
     Returns:
         megabytes: what a client of the whole population sent and received, on average. That is what a participant
@@ -61,9 +63,10 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
-    """Find the first evaluated round in which the global model reached the target, and what was spent up to its end.
+    """Find the first evaluated round that reached the target, and what it took.
 
-    Empty if it never did. A target above 1 is a perplexity, others are accuracies.
+    The score is the global model's, and the costs are up to the end of the round. They are empty if it never did. A
+    target above 1 is a perplexity, others are accuracies.
 
     >>> rows = [{"round": r, "seconds": 2.0, "accuracy": r / 10} for r in (1, 2, 3, 4)]
     >>> up_to(0.3, Config(), rows)

@@ -1,4 +1,4 @@
-"""Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
+"""Runs of folders, in groups that differ only in seeds, and tables of results."""
 
 import hashlib
 import json
@@ -44,7 +44,10 @@ class RecordedRun:
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Map each folder to the run folders with a file: itself, or those below it. Raises FLError for no or no folder."""
+    """Map each folder to the run folders with a file: itself, or folders below it.
+
+    Raises FLError for no or no folder.
+    """
     if not folders:
         raise FLError("give at least one run folder")
     if strange := [folder for folder in folders if not folder.is_dir()]:
@@ -54,7 +57,9 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
 
 
 def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]:
-    """Find the runs in folders, which are run folders or contain some; runs of one command in its order of methods.
+    """Find the runs in folders, which are run folders or contain some.
+
+    Runs of one command are in its order of methods.
 
     Args:
         early: whether to leave out runs that were not evaluated yet; FLError if no other is left.
@@ -62,24 +67,24 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
     runs: dict[Path, RecordedRun] = {}
-    for folder, found in folders_with(FILE, folders).items():
-        if not found:
+    for folder, paths in folders_with(FILE, folders).items():
+        if not paths:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
         names = Experiment.read(folder).algorithms if (folder / "config.yaml").exists() else ()
         inside = []
-        for path in found:
+        for path in paths:
             config = Config.read(path)
             config.check_recorded()
             rows = read(path / FILE)
-            own = {}
+            input_names = {}
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
-                own = _name_inputs(config, checkpoint.read_header(path)["given"])
+                input_names = _name_inputs(config, checkpoint.read_header(path)["given"])
             if not select_evaluated(rows):
                 if early:
                     continue
                 raise FLError(f"{path} has no evaluated round yet", code="folder")
-            inside.append(RecordedRun(path, config, rows, own))
+            inside.append(RecordedRun(path, config, rows, input_names))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     if not runs:
@@ -90,26 +95,29 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
     return list(runs.values())
 
 
-def _name_inputs(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
-    """Name a user's data and model by digests of what a checkpoint says of them, see `checkpoint.custom_inputs`."""
-    own = {}
-    if data := given.get("data"):
-        own["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
-    if model := given.get("model"):
-        models = json.dumps([model, *given.get("models", [])], sort_keys=True)
-        own["model"] = f"{model['class']}-{hashlib.sha256(models.encode()).hexdigest()[:6]}"
-    return own
+def _name_inputs(config: Config, inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Name a user's data and model by digests of what a checkpoint says of them.
+
+    See `checkpoint.custom_inputs`.
+    """
+    names = {}
+    if data := inputs.get("data"):
+        names["dataset"] = f"{config.data.dataset}-{data['sha256'][:6]}"
+    if model := inputs.get("model"):
+        models = json.dumps([model, *inputs.get("models", [])], sort_keys=True)
+        names["model"] = f"{model['class']}-{hashlib.sha256(models.encode()).hexdigest()[:6]}"
+    return names
 
 
 def _seeds_have_own_data(runs: Sequence[RecordedRun]) -> bool:
-    """Return whether each seed has data of its own, as splits that are drawn anew for each seed."""
+    """Return whether each seed has its own data, as where it makes the split."""
     pairs = {(run.config.seed, run.own.get("dataset")) for run in runs}
     seeds, data = ({pair[part] for pair in pairs} for part in (0, 1))
     return 1 < len(pairs) == len(seeds) == len(data)
 
 
 def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Return the settings by name in which runs may differ, with names of the users' own data and models."""
+    """Return the settings in which runs may differ, with names of users' own inputs."""
     left_out = {"dataset"} if _seeds_have_own_data(runs) else set()
     return [
         run.config.list_comparable() | {name: value for name, value in run.own.items() if name not in left_out}
@@ -118,9 +126,10 @@ def _settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
 
 
 def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Group runs by label: the method, and the settings other than the seed in which the runs differ.
+    """Group runs by label: the method, and the settings in which runs differ.
 
-    Data and models that a user gave differ if their digests do. If each seed has data of its own, they are one group.
+    The seed is none of them. Data and models that a user gave differ if their digests do. If each seed has data of its
+    own, they are one group.
 
     Raises FLError for two runs with the same label and seed.
     """
@@ -149,7 +158,7 @@ def target_table(
     target: float,
     lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns,
 ) -> str:
-    """Tabulate the costs of runs up to a target, with a line for each label: FedFA's Table 2.
+    """Tabulate the costs of runs up to a target, a line a label (FedFA's Table 2).
 
     It has means over the runs that reached the target, or "-" if none did. If only some did, the column of seeds says
     how many.
@@ -169,9 +178,9 @@ def target_table(
     seeds = {}
     for label, runs in groups.items():
         spent = [up_to(target, run.config, run.rows) for run in runs]
-        there = [one for one in spent if one]
+        there = [run_costs for run_costs in spent if run_costs]
         keys = set.intersection(*map(set, there)) if there else ()
-        means[label] = {key: float(np.mean([one[key] for one in there])) for key in keys}
+        means[label] = {key: float(np.mean([run_costs[key] for run_costs in there])) for key in keys}
         seeds[label] = f"{len(runs)}" if len(there) == len(runs) else f"{len(there)} of {len(runs)}"
     least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
     most = max((mean["megabytes"] for mean in means.values() if "megabytes" in mean), default=1)
@@ -182,9 +191,9 @@ def target_table(
         cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
         cells += [costs[key].number(mean[key]) if key in mean else "-" for key in shown]
         lines.append([label, seeds[label], *cells])
-    what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
+    goal = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
     return (
-        f"up to the first evaluated round with a global test {what}; mean over the seeds that reached it\n"
+        f"up to the first evaluated round with a global test {goal}; mean over the seeds that reached it\n"
         f"{costs['megabytes'].heading}: traffic of a client\n"
         "MACs: forward passes of all clients (a training step costs about three forward passes)\n"
         f"{lay_out(lines)}"
@@ -198,9 +207,9 @@ def _in_unit(cost: str, value: float) -> Column:
 
 
 def along(run: RecordedRun, against: str) -> list[Row]:
-    """Add the column that curves are drawn against to the rows of a run, from `fl.analysis.costs.totals`.
+    """Add the column that curves are drawn against to the rows of a run.
 
-    Raises FLError if it was not counted in every round.
+    Its numbers are from `fl.analysis.costs.totals`. Raises FLError if it was not counted in every round.
     """
     if against == "rounds":
         return run.rows
@@ -232,19 +241,21 @@ def common(configs: Sequence[Config]) -> str:
 
 
 def _scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores of the global model, with those of metrics that are among the names."""
+    """Find the columns with scores of the global model, metrics included."""
     return {name: column for name, column in columns(names).items() if column.beside_clients}
 
 
 def _client_scores(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with scores on clients' own test data, with those of metrics that are among the names."""
-    return {name: one for name, one in columns(names).items() if one.heading and name.startswith("local_test_")}
+    """Find the columns with scores on clients' own test data, metrics included."""
+    return {
+        name: column for name, column in columns(names).items() if column.heading and name.startswith("local_test_")
+    }
 
 
 def others(names: Iterable[str]) -> dict[str, Column]:
-    """Find the columns with a heading that are neither scores of the global model nor of clients' own data.
+    """Find the other columns with a heading, which are no scores of models.
 
-    Those of methods are there if they are among the names.
+    Methods' columns are there if they are among the names.
 
     Raises FLError for one with the name of another result.
 
@@ -253,12 +264,12 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     """
     names = list(names)
     known = {*_scores(names), *_client_scores(names)}
-    found = {name: column for name, column in columns(names).items() if column.heading and name not in known}
-    if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
+    further = {name: column for name, column in columns(names).items() if column.heading and name not in known}
+    if taken := [name for name in further if name in {"late", "best", *_COSTS}]:
         raise FLError(
             f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name", code="name"
         )
-    return found
+    return further
 
 
 def table(
@@ -275,14 +286,14 @@ def table(
     Args:
         lay_out: makes the text of the cells, see `fl.base.tables`.
     """
-    found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
-    every = [run for runs in found.values() for run in runs]
+    outcomes = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
+    every = [run for runs in outcomes.values() for run in runs]
     names = sorted(set().union(*every) - {"late", "best", *_COSTS})
     by_clients, first = have_client_scores(every), first_score(names)
-    score, what = columns([first])[first], "acc. %" if first == "accuracy" else "abs. error"
-    late = replace(score, heading=f"last-{TAIL} {what}", beside_clients="")
+    score, noun = columns([first])[first], "acc. %" if first == "accuracy" else "abs. error"
+    late = replace(score, heading=f"last-{TAIL} {noun}", beside_clients="")
     of_clients = _client_scores(names)
-    results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {what}")}
+    results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {noun}")}
     most = max((run["megabytes"] for run in every if "megabytes" in run), default=1)
     costs = _COSTS | {"megabytes": _in_unit("megabytes", min(most, 1))}  # MB, or kB if all are small
     shown = {
@@ -296,7 +307,7 @@ def table(
         column.beside_clients if by_clients and column.beside_clients else column.heading for column in shown.values()
     ]
     lines = [["method", "seeds", "rounds", *heads]]
-    for label, runs in found.items():
+    for label, runs in outcomes.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
         lines.append([label, str(len(runs)), rounds, *(_cell(key, column, runs) for key, column in shown.items())])
     note = "" if not _seeds_have_own_data([*chain(*groups.values())]) else "\nEach seed has its own data."
@@ -309,7 +320,10 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
 
 
 def selection(run: RecordedRun) -> Row:
-    """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.find_best`."""
+    """Find the round that a run is judged by on clients' own data.
+
+    See `fl.runs.metrics.find_best`.
+    """
     return find_best(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
@@ -317,8 +331,8 @@ def outcome(run: RecordedRun) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
     Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics
-    that were asked for) are those of the last evaluated round. late is the mean of the last ten accuracies (or
-    errors), if there are ten, best that of the best round, see `fl.runs.metrics.best`. Scores on clients' own test
+    that were asked for) are from the last evaluated round. late is the mean of the last ten accuracies (or errors),
+    if there are ten, best is from the best round, see `fl.runs.metrics.best`. Scores on clients' own test
     data, if they have some, are means over clients in the round of `selection`: local_test_accuracy, local_test_f1,
     local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the
     whole run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
@@ -341,10 +355,12 @@ def outcome(run: RecordedRun) -> dict[str, float]:
 def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
     if not all(key in run for run in runs):
         return "-"
-    mean, std = (f"{one:.{column.digits}f}" for one in mean_and_spread([column.factor * run[key] for run in runs]))
+    mean, std = (
+        f"{number:.{column.digits}f}" for number in mean_and_spread([column.factor * run[key] for run in runs])
+    )
     return mean if len(runs) < 2 or key in _COSTS else f"{mean} ± {std}"
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and their sample standard deviation, which is 0 for a single one."""
+    """Return the mean of values and their sample standard deviation, 0 for one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

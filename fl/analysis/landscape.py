@@ -37,7 +37,7 @@ _ON_CUDA = 16  # models side by side; on the CPU one is faster, since vmap turns
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss on a grid around the trained model of a run, as the mean of some samples."""
+    """The loss on a grid around the trained model of a run, the mean of some samples."""
 
     title: str
     folder: Path
@@ -64,7 +64,7 @@ class Landscape:
         return self.traces.mean().item(), self.traces.std().item() / len(self.traces) ** 0.5
 
     def rise(self) -> tuple[float, float]:
-        """Measure how sharp the minimum is: how far the loss rises around the centre, as (mean, maximum).
+        """Measure how far the loss rises around the centre, as (mean, maximum).
 
         It is the loss at all points of the plane as near to the centre as the ends of the axis are, minus the loss in
         the centre. Distances are in norms of the weights' filters.
@@ -79,23 +79,30 @@ class Landscape:
         return over.mean().item(), over.max().item()
 
 
-def table(found: Sequence[Landscape]) -> str:
+def table(landscapes: Sequence[Landscape]) -> str:
     """Make a table of the loss of each model and how it rises around it."""
     lines = [["model", "loss", "mean rise", "largest", "trace of H"]]
     lines += [
-        [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), "{:.3g} ± {:.2g}".format(*one.trace)]
-        for one in found
+        [
+            entry.title,
+            *(f"{number:.4f}" for number in (entry.centre, *entry.rise())),
+            "{:.3g} ± {:.2g}".format(*entry.trace),
+        ]
+        for entry in landscapes
     ]
     return align_columns(lines)
 
 
-def write_grid(found: Sequence[Landscape], path: Path) -> None:
-    """Write all losses as a table: model, folder, a, b, loss. Weights are moved by a and b along the directions."""
+def write_grid(landscapes: Sequence[Landscape], path: Path) -> None:
+    """Write all losses as a table: model, folder, a, b, loss.
+
+    Weights are moved by a and b along the directions.
+    """
     rows = [
-        [one.title, one.folder, a, b, loss]
-        for one in found
-        for a, row in zip(one.axis.tolist(), one.values.tolist())
-        for b, loss in zip(one.axis.tolist(), row)
+        [entry.title, entry.folder, a, b, loss]
+        for entry in landscapes
+        for a, row in zip(entry.axis.tolist(), entry.values.tolist())
+        for b, loss in zip(entry.axis.tolist(), row)
     ]
     write_csv(path, ["model", "folder", "a", "b", "loss"], rows)
 
@@ -154,7 +161,10 @@ def _traces(model: nn.Module, fed: Federation, x: Inputs, y: Tensor, rng: Rng) -
 
 
 def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Inputs, Tensor]:
-    """Choose samples (masked, for a model trained with masks) and their labels: all, or as many as asked for."""
+    """Choose samples and their labels: all, or as many as asked for.
+
+    They are masked for a model trained with masks.
+    """
     data = fed.data
     if part == "test":
         x, y = map_inputs(lambda values: upload(values, data.device), data.test_x), upload(data.test_y, data.device)
@@ -171,7 +181,7 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Inputs, 
 def mean_loss(
     model: nn.Module, data: Dataset, x: Inputs, y: Tensor, together: int, of: Loss = cross_entropy
 ) -> Callable[[State], Tensor]:
-    """Make a function of some of a model's tensors that computes the mean loss, float64.
+    """Make a function of some of a model's tensors: the mean loss, float64.
 
     It is the mean over all samples (of text and masks: over what counts of them) in evaluation mode. The other tensors
     are the model's own.
@@ -191,10 +201,11 @@ def mean_loss(
 
 
 def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16) -> Tensor:
-    """Estimate the trace of the Hessian of a loss, without the Hessian: float64 [probes], whose mean is the estimate.
+    """Estimate the trace of the Hessian of a loss, without the Hessian.
 
-    Each is v·Hv for a vector v of random signs (Hutchinson, "A stochastic estimator of the trace of the influence
-    matrix", 1989). Unlike `Landscape.rise`, the trace changes where weights are scaled and a norm layer undoes it.
+    Returns float64 [probes]; the estimate is their mean. Each is v·Hv for a vector v of random signs (Hutchinson, "A
+    stochastic estimator of the trace of the influence matrix", 1989). Unlike `Landscape.rise`, the trace changes where
+    weights are scaled and a norm layer undoes it.
 
     Args:
         loss: from a state to a scalar that can be differentiated twice.
@@ -208,7 +219,7 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     tensors = list(leaves.values())
-    found = tensors[0].new_zeros(probes)  # stays on the device
+    estimates = tensors[0].new_zeros(probes)  # stays on the device
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         first = torch.autograd.grad(loss(leaves), tensors, create_graph=True, materialize_grads=True)
         for i in range(probes):
@@ -216,12 +227,12 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
             slope = sum((g * v).sum() for g, v in zip(first, signs))
             if slope.requires_grad:  # else the loss is linear
                 second = torch.autograd.grad(slope, tensors, retain_graph=True, materialize_grads=True)
-                found[i] = sum((h * v).sum() for h, v in zip(second, signs)).detach()
-    return found.cpu().double()
+                estimates[i] = sum((h * v).sum() for h, v in zip(second, signs)).detach()
+    return estimates.cpu().double()
 
 
 def titles(runs: Sequence[RecordedRun]) -> list[str]:
-    """Make a title for each run: the method, the settings in which runs differ, and the seed if there are several."""
+    """Make a title for each run: the method, differing settings, seeds if several."""
     labels = {id(run): label for label, members in group(runs).items() for run in members}
     several = len({run.config.seed for run in runs}) > 1
     return [labels[id(run)] + (f", seed {run.config.seed}" if several else "") for run in runs]
@@ -267,7 +278,7 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> State:
 
 
 def grid(points: int, radius: float) -> Tensor:
-    """Make an axis of the plane, float64 [points] from -radius to radius, with an exact 0 in the middle.
+    """Make an axis of the plane: float64 [points], -radius to radius, exactly 0 amid.
 
     >>> grid(5, 1.0)
     tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000], dtype=torch.float64)
@@ -331,7 +342,7 @@ def surface(
 
 
 def _agrees(at: Callable[[Tensor], Tensor], points: Tensor, first: Tensor) -> bool:
-    """Return whether the points can be computed side by side, and the first has the same value as alone."""
+    """Return whether points can be computed together, with the same value as alone."""
     try:
         return torch.isclose(vmap(at)(points)[0], first, rtol=_AGREE, atol=1e-6).item()
     except RuntimeError:  # torch.func cannot do it, or memory is too small

@@ -1,4 +1,4 @@
-"""Several runs from Python, and what they have reached as tables of text and of pandas."""
+"""Several runs from Python, and their results as tables of text and of pandas."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,21 +44,28 @@ class Results:
         return f'<pre style="overflow-x: auto">{escape(str(self))}</pre>'
 
     def frame(self) -> Any:
-        """Return a DataFrame with a row for each run: method, seed, results of `fl.analysis.groups.outcome`, folder."""
+        """Return a DataFrame with a row for each run.
+
+        It has method, seed, results of `fl.analysis.groups.outcome`, folder.
+        """
         rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._label()]
         frame = _pandas().DataFrame(rows)
         return frame[[*(name for name in frame if name != "folder"), "folder"]]
 
     def means(self) -> Any:
-        """Return a DataFrame with a row for each method: mean and sample standard deviation over seeds of each result.
+        """Return a DataFrame with a row for each method.
 
-        Its columns are pairs, such as ("accuracy", "std"), which is NaN for a single seed.
+        It has the mean and sample standard deviation over seeds of each result. Its columns are pairs, such as
+        ("accuracy", "std"), which is NaN for a single seed.
         """
         results = self.frame().drop(columns=["seed", "folder"])
         return results.groupby("method", sort=False).agg(["mean", "std"])
 
     def rounds(self) -> Any:
-        """Return a DataFrame with a row for each round of each run: method, seed, and the columns of metrics.csv."""
+        """Return a DataFrame with a row for each round of each run.
+
+        It has method, seed, and the columns of metrics.csv.
+        """
         return _pandas().DataFrame([{**name, **row} for name, run in self._label() for row in run.rows])
 
     def _label(self) -> list[tuple[dict[str, Any], RecordedRun]]:
@@ -82,15 +89,15 @@ def simulate_all(
     dataset: data.Dataset | None = None,
     model: Model | None = None,
 ) -> Results | None:
-    """Run every method with every seed of an experiment, one after another, and return what they have reached.
+    """Run every method with every seed of an experiment, and return the results.
 
     Each has a run folder within the given one, as from `python -m fl.run --algorithm A,B --seeds 0,1`, and `python -m
     fl.compare FOLDER` draws them in one figure. The data set is loaded once. What is wrong with any of the runs is
-    refused before the first trains; after one whose training fails the others go on.
+    refused before the first trains; if the training of one fails, the others continue.
 
     Args:
         experiment: the methods, the seeds, and what they have in common.
-        folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others go on.
+        folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others continue.
         dataset, model: of your own, as in `simulate`.
 
     Returns:
@@ -107,7 +114,7 @@ def simulate_all(
         experiment = replace(experiment, config=common).with_validation()
         experiment.check()
         loaded = (common.load() if dataset is None else dataset).to(pick_device(common.execution.device))
-        inside = {folder / run_name(one): one for one in experiment.runs()}
+        inside = {folder / run_name(config): config for config in experiment.runs()}
         ended = train_all(inside, folder / SETTINGS, experiment.to_yaml(), resume, loaded, model)
         return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
 

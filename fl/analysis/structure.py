@@ -53,7 +53,7 @@ class Structure:
     def of(cls, run: RunState) -> "Structure | None":
         """Make the structure of a run.
 
-        None if its method does not give clients models on levels, or nobody knows the truth, as of real clients.
+        None if its method does not give clients models on levels, or the truth is unknown, as for real clients.
         """
         if not run.algorithm.levels or run.fed.truth is None:
             return None
@@ -103,8 +103,8 @@ class Agreement(NamedTuple):
         return max((value for value in self.rand if value is not None), default=None)
 
 
-def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
-    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients.
+def rand_index(clusters: Sequence[int], truth: Sequence[int]) -> float | None:
+    """Compute the adjusted Rand index of two partitions (Hubert and Arabie 1985).
 
     It is computed over those with a model (not -1).
 
@@ -116,15 +116,15 @@ def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
     """
     from sklearn.metrics import adjusted_rand_score
 
-    kept = np.flatnonzero(np.asarray(found) >= 0)
-    found, truth = np.asarray(found)[kept], np.asarray(truth)[kept]
-    if not 1 < len(np.unique(truth)) < len(kept):
+    members = np.flatnonzero(np.asarray(clusters) >= 0)
+    clusters, truth = np.asarray(clusters)[members], np.asarray(truth)[members]
+    if not 1 < len(np.unique(truth)) < len(members):
         return None
-    return float(adjusted_rand_score(truth, found))
+    return float(adjusted_rand_score(truth, clusters))
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """Compare each trained level with the truth and, if there are cluster models, pathways too.
+    """Compare each trained level, and pathways of cluster models, with the truth.
 
     Levels that are global or personal do not look for clusters and have no index.
 
@@ -142,22 +142,22 @@ def agreement(structure: Structure) -> list[Agreement]:
     trained = list(zip(structure.levels, structure.found))[: structure.trained]
     result = []
     for name, models in trained:
-        kept = [model for model in models if model >= 0]
+        assigned = [model for model in models if model >= 0]
         indices = [rand_index(models, truth) if name.isdecimal() else None for truth in structure.truth]
-        result.append(Agreement(name, len(set(kept)), len(kept) / len(models), indices))
+        result.append(Agreement(name, len(set(assigned)), len(assigned) / len(models), indices))
     if pathways := list(zip(*(models for name, models in trained if name.isdecimal()))):
         numbers = {pathway: number for number, pathway in enumerate(dict.fromkeys(pathways))}
         finest = max(range(len(structure.truth)), key=lambda level: len(set(structure.truth[level])))
         indices: list[float | None] = [None] * len(structure.truth)
-        kept = sum(max(pathway) >= 0 for pathway in pathways)
-        if kept > 1:
+        members = sum(max(pathway) >= 0 for pathway in pathways)
+        if members > 1:
             indices[finest] = rand_index([numbers[pathway] for pathway in pathways], structure.truth[finest])
-        result.append(Agreement("pathway", len(numbers), kept / len(pathways), indices))
+        result.append(Agreement("pathway", len(numbers), members / len(pathways), indices))
     return result
 
 
 def describe(structure: Structure) -> str:
-    """Make a table: models in use on each level, clients with one, and adjusted Rand indices against the truth."""
+    """Make a table of levels: models in use, clients with one, adjusted Rand indices."""
     levels = f"{structure.trained} of {len(structure.levels)} levels trained, {structure.clients} clients"
     columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
     lines = [["level", "models in use", "clients", *columns, "best"]]
@@ -170,14 +170,14 @@ def describe(structure: Structure) -> str:
 
 
 def find(folders: Sequence[Path]) -> dict[Path, Structure]:
-    """Read the structures in folders, which are run folders or contain some; runs of other methods are skipped.
+    """Read the structures in folders, which are run folders or contain some.
 
-    Raises FLError for a folder without any.
+    Runs of other methods are skipped. Raises FLError for a folder without any.
     """
-    found: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for folder, inside in folders_with(FILE, folders).items():
         if not inside:
             raise FLError(_missing(folder), code="file")
         for path in inside:
-            found.setdefault(path.resolve(), path)
-    return {path: Structure.read(path) for path in found.values()}
+            paths.setdefault(path.resolve(), path)
+    return {path: Structure.read(path) for path in paths.values()}

@@ -1,1 +1,1 @@
-"""Basics of every room: errors, files, tables, random numbers, types of flags, declarations of packages."""
+"""Basics of every package: errors, files, tables, random numbers, settings."""

@@ -19,8 +19,8 @@ class Column:
             the participants' "models" are (--eval-client-models-every).
         heading: above its numbers in the tables of runs; empty: not shown there.
         beside_clients: for scores of the global model, the heading where scores on clients' own data stand beside them.
-        factor, digits: a number is shown times this factor, with so many digits after the point (none for int). A
-            factor of 100 is for shares, which are shown in percent.
+        factor, digits: a number is shown times this factor, with this number of digits after the point (none for
+            int). A factor of 100 is for shares, which are shown in percent.
         label: of the axis of its curves; empty: no curves are drawn.
         log: whether that axis is logarithmic.
         span: the least that this axis spans, so that noise does not fill it; of a logarithmic one the least ratio of

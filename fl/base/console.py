@@ -1,4 +1,4 @@
-"""End command lines with an exit code and one line for what cannot be done; say nothing twice."""
+"""End command lines with an exit code and, for what cannot be done, one line."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ _running: list["Exit"] = []
 
 
 def in_command() -> bool:
-    """Return whether a command runs, so that messages name its flags and not the arguments of Python.
+    """Return whether a command runs, so that messages name flags, not arguments.
 
     >>> in_command()
     False
@@ -32,7 +32,10 @@ def in_command() -> bool:
 
 
 def program(name: str) -> str:
-    """Say how a command is called, in the way in which this one was: `layer-surgery NAME`, or as a module."""
+    """Say how a command is called, as this one was.
+
+    That is `layer-surgery NAME`, or a module.
+    """
     return _OTHERS.get(name) or as_called(f"python -m fl.{name}")
 
 
@@ -52,7 +55,7 @@ def call_as(command: str, name: str = "run") -> Iterator[None]:
 
 
 def as_called(text: str) -> str:
-    """Rewrite a text so that it calls commands in the way in which the user called this one.
+    """Rewrite a text to call commands in the way in which the user called this one.
 
     >>> as_called("`python -m fl.run --help`")
     '`python -m fl.run --help`'
@@ -63,10 +66,10 @@ def as_called(text: str) -> str:
 
 
 def refuse_import(error: FLError) -> None:
-    """End a command, as `guard` does, if its modules cannot be imported; do nothing in any other program.
+    """End a command, as `guard` does, if its modules cannot be imported.
 
-    They are imported before a command could guard itself: `python -m fl.NAME` imports the package first, while its own
-    name is not known.
+    Do nothing in any other program. The modules are imported before a command could guard itself: `python -m fl.NAME`
+    imports the package first, while its own name is not known.
     """
     if Path(sys.argv[0]).stem in ("-m", "layer-surgery"):
         print(f"error: {error}", file=sys.stderr)
@@ -126,7 +129,7 @@ def guard(smaller: str = "--batch-size, --width or --max-parallel-clients") -> I
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a process that was stopped: 128 and the number of the signal."""
+    """Return the exit code of a stopped process: 128 and the number of the signal."""
     return 143 if isinstance(error, Terminated) else 130
 
 

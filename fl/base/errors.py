@@ -1,4 +1,4 @@
-"""The exception of this package, its kinds that callers tell apart, the end by a signal; and what raises them."""
+"""The exception of this package, its kinds, the end by a signal."""
 
 import re
 from collections.abc import Iterator
@@ -20,16 +20,17 @@ Code = Literal[
     "file",  # a file cannot be read, written or fetched, holds something else, or is there already
     "folder",  # a run folder exists, is in use, has no run (yet), or has one of other settings, models or data
     "peers",  # nodes of clients, or ranks, do not answer, or send what does not fit
-    "diverged",  # training cannot go on, since losses or weights became infinite or not a number
+    "diverged",  # training cannot continue, since losses or weights became infinite or not a number
     "memory",  # what was asked for needs more memory than is free
 ]
-"""What kind of thing went wrong, for code that goes on in different ways."""
+"""What kind of thing went wrong, for code that reacts to it in different ways."""
 
 
 class FLError(ValueError):
-    """Something that cannot be run; the message is one line that names the setting and the way out.
+    """Something that cannot be run.
 
-    Where it names flags, a note, which only a traceback shows, says what these are called from Python.
+    The message is one line that names the setting and the way out. Where it names flags, a note, which only a traceback
+    shows, says what these are called from Python.
 
     Attributes:
         code: the kind of error, one of `fl.base.errors.Code`. Messages may change, codes do not.
@@ -53,7 +54,7 @@ class FLError(ValueError):
 
 
 class Diverged(FLError):
-    """Training that cannot go on because every client of a round failed."""
+    """Training that cannot continue because every client of a round failed."""
 
     def __init__(self, message: str, *, code: Code = "diverged") -> None:
         super().__init__(message, code=code)
@@ -82,7 +83,7 @@ _ARGUMENTS = {"name": "folder=...", "out": "folder=...", "resume": "resume=True"
 
 
 def in_python(message: str) -> str:
-    """Say what the flags that a message names are called from Python; "" if it names none.
+    """Say what the flags that a message names are called in Python; "" for none.
 
     >>> in_python("choose another --name, or give --femam.start global, and leave --flip out")
     'from Python: --name is folder=..., --femam.start is femam={"start": ...}, --flip is flip=...'
@@ -96,7 +97,7 @@ def in_python(message: str) -> str:
 
 
 def code_of(error: SurgeryError) -> Code:
-    """Return the code with which an FLError hands on a SurgeryError: the same, if there is such a one here.
+    """Return the code with which an FLError hands on a SurgeryError, if there is one.
 
     >>> code_of(SurgeryError("no such unit", code="argument")), code_of(SurgeryError("cumsum", code="width"))
     ('argument', 'unsupported')
@@ -134,11 +135,13 @@ def reason(error: str | BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def ask_memory(needed: int, what: str, instead: str) -> None:
-    """Raise FLError if so many bytes of the CPU's memory are not free, before they are taken.
+def ask_memory(needed: int, purpose: str, instead: str) -> None:
+    """Raise FLError if the CPU's memory has fewer bytes free than are needed.
+
+    It is called before they are taken.
 
     Args:
-        what: takes them.
+        purpose: what takes them.
         instead: what to do.
 
     >>> ask_memory(10**18, "a batch", "use less")  # doctest: +ELLIPSIS
@@ -146,4 +149,4 @@ def ask_memory(needed: int, what: str, instead: str) -> None:
     fl.base.errors.FLError: a batch would take at least 1,000,000,000.0 GB of memory, and ... GB are free: use less
     """
     if lack := shortage(needed):
-        raise FLError(f"{what} {lack}: {instead}", code="memory")
+        raise FLError(f"{purpose} {lack}: {instead}", code="memory")

@@ -30,7 +30,10 @@ LARGEST = 2**28
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError within the block into an `Unwritable` that names the file and says what to do."""
+    """Turn an OSError within the block into an `Unwritable`.
+
+    It names the file and says what to do.
+    """
     try:
         yield
     except OSError as error:
@@ -42,7 +45,10 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError within the block into an FLError that says whether the file is missing or why it is not read."""
+    """Turn an OSError within the block into an FLError.
+
+    It says whether the file is missing or why it is not read.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -55,9 +61,9 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to. If the block ends well, it replaces `path` in one step; else it is deleted.
+    """Give a temporary path to write to, which replaces `path` in one step.
 
-    What a killed process left that wrote the same file goes as well.
+    If the block fails, it is deleted. What a killed process left that wrote the same file goes as well.
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.
     """
@@ -69,7 +75,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a file has the name of a temporary one of `replacing`, which only a killed process leaves.
+    """Return whether a file is a temporary one of `replacing`.
+
+    Only a killed process leaves one.
 
     >>> is_leftover(".metrics.csv.123@node.tmp"), is_leftover("metrics.csv"), is_leftover(".mine.tmp")
     (True, False, False)
@@ -90,19 +98,21 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
         FLError: if it is a device, a pipe or a folder (or a link to one), or has more than `most` bytes.
         FileNotFoundError: if there is no such file.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise FLError(f"{path} is no regular file (but a folder, a device or a pipe): put the file back", code="file")
-    if most is not None and found.st_size > most:
+    if most is not None and status.st_size > most:
         raise FLError(
-            f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back", code="file"
+            f"{path} has {status.st_size:,} bytes, more than a file of a run ever has: put the file back", code="file"
         )
     return path
 
 
 @contextmanager
 def private(folder: Path | None = None) -> Iterator[None]:
-    """Within the block, let nobody else read what this process makes, or one that it starts; nor a folder, if given.
+    """Within the block, let no other user read what this process makes.
+
+    The same holds for processes that it starts, and for a folder, if given.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "keys"

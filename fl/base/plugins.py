@@ -1,4 +1,4 @@
-"""Find extensions of this project: new files in its rooms, entry points of packages, objects by their import path."""
+"""Find extensions of this project: files, entry points, objects by import path."""
 
 import difflib
 import logging
@@ -40,33 +40,33 @@ def collect(package: str, name: str, kind: type) -> dict[str, Any]:
     for file in files_of(package):
         value = vars(import_file(file)).get(name)
         several = isinstance(value, dict)
-        for key, one in value.items() if several else [(file.rpartition(".")[2], value)] * (value is not None):
+        for key, entry in value.items() if several else [(file.rpartition(".")[2], value)] * (value is not None):
             where = f"{file}: {name}" + f"[{key!r}]" * several
-            if not isinstance(one, kind):
-                raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
+            if not isinstance(entry, kind):
+                raise FLError(f"{where} must be a {kind.__name__}, got {entry!r}")
             if key in result:
                 raise FLError(f"{where}: there is another one of this name", code="name")
-            result[key] = one
+            result[key] = entry
     return dict(sorted(result.items()))
 
 
 def files_of(package: str) -> list[str]:
-    """List the files of a package, and those by which folders of `fl.extensions` add to it, without importing them.
+    """List the files of a package, with additions, without importing them.
 
-    A folder `fl.extensions.language` adds to `fl.algorithms` the files of `fl.extensions.language.algorithms`, or this
-    one file.
+    Folders of `fl.extensions` may add to it. A folder `fl.extensions.language` adds to `fl.algorithms` the files of
+    `fl.extensions.language.algorithms`, or this one file.
 
     >>> files_of("fl.partition")[:2]
     ['fl.partition.classes', 'fl.partition.dirichlet']
     """
     place = find_spec(package)
-    found = [] if place is None else _inside(package, place)
+    names = [] if place is None else _inside(package, place)
     extensions = find_spec("fl.extensions") if package.partition(".")[0] == "fl" else None
     for folder in iter_modules(extensions.submodule_search_locations if extensions else ()):
         adds = f"fl.extensions.{folder.name}.{package.rpartition('.')[2]}"
         if folder.ispkg and (place := find_spec(adds)):
-            found += _inside(adds, place)
-    return found
+            names += _inside(adds, place)
+    return names
 
 
 def _inside(package: str, place: ModuleSpec) -> list[str]:
@@ -77,7 +77,10 @@ def _inside(package: str, place: ModuleSpec) -> list[str]:
 
 
 def import_file(name: str) -> ModuleType:
-    """Import a file of a package. Raises FLError for one that cannot be imported; it names the file."""
+    """Import a file of a package.
+
+    Raises FLError for one that cannot be imported; it names the file.
+    """
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:  # of whoever has put the file there
@@ -85,37 +88,37 @@ def import_file(name: str) -> ModuleType:
 
 
 @cache
-def list_installed(what: str) -> dict[str, EntryPoint]:
+def list_installed(group: str) -> dict[str, EntryPoint]:
     """List the entry points of one of `GROUPS` by their names, without loading them."""
-    return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[what]))}
+    return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[group]))}
 
 
-def load_entry_points(what: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
+def load_entry_points(group: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
     """Load the entry points of one of `GROUPS`, by their names.
 
-    One that cannot be had is left out with a warning, so that a broken package stops nobody from using the others.
+    One that cannot be had is left out with a warning, so that a broken package does not keep the others from use.
 
     Args:
         taken: names that are ours.
         checked: (what an entry point stands for, its name) -> what to take for it; FLError with what is wrong.
     """
     result = {}
-    for name, point in list_installed(what).items():
+    for name, point in list_installed(group).items():
         try:
             if name in taken:
                 raise FLError("has the name of another one", code="name")
             result[name] = checked(point.load(), name)
         except Exception as error:  # another package's code
-            said = str(error) if isinstance(error, FLError) else f"cannot be loaded: {describe_failure(error)}"
+            why = str(error) if isinstance(error, FLError) else f"cannot be loaded: {describe_failure(error)}"
             _log.warning(
-                "warning: %s of an installed package (%s) is left out of the %s: it %s", name, point.value, what, said
+                "warning: %s of an installed package (%s) is left out of the %s: it %s", name, point.value, group, why
             )
     return result
 
 
 @cache
 def _entry_points() -> EntryPoints:
-    """Read the entry points of all installed packages, which takes milliseconds for each package."""
+    """Read the entry points of all installed packages: milliseconds for each package."""
     return entry_points()  # type: ignore[return-value]
 
 
@@ -144,13 +147,13 @@ def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
     return module not in known and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))
 
 
-def find(what: str, name: str) -> Callable[..., Any]:
+def find(group: str, name: str) -> Callable[..., Any]:
     """Import what an import path or the name of an entry point stands for.
 
     The working directory is searched last.
 
     Args:
-        what: one of `GROUPS`, or the flag that takes an import path.
+        group: one of `GROUPS`, or the flag that takes an import path.
 
     Raises:
         FLError: for a module that is not there or fails, an attribute that it does not have, and what cannot be called.
@@ -158,38 +161,41 @@ def find(what: str, name: str) -> Callable[..., Any]:
     >>> find("models", "torch.nn:Identity")
     <class 'torch.nn.modules.linear.Identity'>
     """
-    flag = f"--{what.removesuffix('s') if what in GROUPS else what} {name}"
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    point = list_installed(what).get(name) if what in GROUPS else None
+    flag = f"--{group.removesuffix('s') if group in GROUPS else group} {name}"
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    point = list_installed(group).get(name) if group in GROUPS else None
     path, _, attribute = (point.value if point else name).partition(":")
     try:
-        found: Any = import_module(path)
+        target: Any = import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise FLError(f"{flag}: {path} needs {error.name}, which is not installed", code="missing") from None
         raise FLError(
-            f"{flag}: there is no module {path}, neither in {here} nor among the installed packages", code="name"
+            f"{flag}: there is no module {path}, neither in {folder} nor among the installed packages", code="name"
         ) from None
     except (Exception, SystemExit) as error:
         raise FLError(f"{flag}: {path} cannot be imported: {describe_failure(error)}", code="run") from None
     for part in attribute.split(".") if attribute else ():
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, vars(found), n=1)
+        if not hasattr(target, part):
+            near = difflib.get_close_matches(part, vars(target), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise FLError(f"{flag}: {getattr(found, '__name__', path)} has no {part}{hint}", code="name")
-        found = getattr(found, part)
-    return found
+            raise FLError(f"{flag}: {getattr(target, '__name__', path)} has no {part}{hint}", code="name")
+        target = getattr(target, part)
+    return target
 
 
-def needed(what: str, extra: str, *modules: str) -> ModuleType:
-    """Import modules of a package that an extra installs; return the first. FLError for what needs it, without it."""
+def needed(feature: str, extra: str, *modules: str) -> ModuleType:
+    """Import modules of a package that an extra installs; return the first.
+
+    Without it, FLError says what needs it.
+    """
     try:
         first, *_ = map(import_module, modules)
     except ImportError:
         raise FLError(
-            f"{what} needs a package that is missing: pip install 'layer-surgery[{extra}]'", code="missing"
+            f"{feature} needs a package that is missing: pip install 'layer-surgery[{extra}]'", code="missing"
         ) from None
     return first
 
@@ -213,11 +219,11 @@ def path_of(flag: str, function: Callable[..., Any]) -> str:
     return path
 
 
-def check_takes(what: str, function: Callable[..., Any], arguments: str) -> None:
+def check_takes(label: str, function: Callable[..., Any], arguments: str) -> None:
     """Raise FLError for a function that cannot be called with these arguments.
 
     Args:
-        what: the function, for the message; "" if the caller puts it there.
+        label: the function, for the message; "" if the caller puts it there.
         arguments: names, separated by commas.
 
     >>> check_takes("aggregate", lambda server, update: server, "server, clients, update")
@@ -231,12 +237,12 @@ def check_takes(what: str, function: Callable[..., Any], arguments: str) -> None
     try:
         takes.bind(*filter(None, arguments.split(", ")))
     except TypeError:
-        raise FLError(f"{what} takes {takes}: let it take ({arguments})".lstrip(), code="run") from None
+        raise FLError(f"{label} takes {takes}: let it take ({arguments})".lstrip(), code="run") from None
 
 
 def describe_failure(error: BaseException) -> str:
     """Say in one line what a user's own code raised, and where."""
-    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
+    trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is the call's
     while trace is not None and not isinstance(error, SyntaxError):  # which says itself where it is
         if not (file := trace.tb_frame.f_code.co_filename).startswith("<frozen"):  # Python's own import
             where = f" ({Path(file).name}, line {trace.tb_lineno})"
@@ -256,7 +262,9 @@ def kind(value: Any) -> str:
 
 @contextmanager
 def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
-    """Give HuggingFace's transformers for what a flag names on this machine; within the block it prints nothing.
+    """Give HuggingFace's transformers for what a flag names on this machine.
+
+    Within the block it prints nothing.
 
     Raises:
         FLError: if it is not installed, if there is no such folder or file, and for whatever it raises in the block.

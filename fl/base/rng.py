@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client): nothing is drawn from a global generator.
+"""Randomness by (seed, purpose, round, client), without a global generator.
 
 Whatever is random (sampling, batches, permutations, partitions, initial weights) asks for a stream of its own, so
 a resumed run sees the same numbers as an uninterrupted one, and clients do not depend on each other's order.
@@ -33,7 +33,10 @@ class Rng:
         return np.random.default_rng(self._sequence(purpose, client))
 
     def apart(self, purpose: str) -> "Rng":
-        """Make streams of the same round that share nothing with these, for another training in that round."""
+        """Make streams of the same round that share nothing with these.
+
+        They are for another training in that round.
+        """
         return Rng(int(self.numpy(purpose).integers(2**63)), self.round)
 
     def _sequence(self, purpose: str, client: int) -> np.random.SeedSequence:
@@ -41,9 +44,11 @@ class Rng:
 
 
 def draw(n: int, k: int, generator: torch.Generator) -> list[int]:
-    """Draw k distinct numbers below n, uniformly and in random order; time and memory do not grow with n.
+    """Draw k distinct numbers below n, uniformly and in random order.
 
-    They are the first k of torch.randperm(n); from some 200 million (2^32 / 20) on, that draws other numbers.
+    Time and memory do not grow with n.
+
+    They are the first k of torch.randperm(n); from some 200 million (2^32 / 20) on, that gives other numbers.
 
     >>> draw(10**12, 3, Rng(0).torch("sample")) == draw(10**12, 4, Rng(0).torch("sample"))[:3]
     True

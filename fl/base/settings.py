@@ -1,4 +1,4 @@
-"""Settings: how a value is written as a flag, which values there are, and the check of them.
+"""Settings: how a value is written as a flag, which values are valid, the check.
 
 lr: Above0 = 0.02
 decay: Annotated[float, number(float, above=0, most=1)] = 0.98
@@ -25,13 +25,13 @@ from fl.base.errors import FLError
 T = TypeVar("T")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
-_MANY = 20  # names that nobody wants to read all of
+_MANY = 20  # names, more than one reads through
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers between two bounds, each of which is among them (`least`, `most`) or not (`above`, `below`).
+    """Numbers between bounds, with (`least`, `most`) or without (`above`, `below`).
 
     Attributes:
         zero: whether 0, which then stands for "none", is allowed as well.
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Says that a setting is read only while another one of the same group has one of these values.
+    """Says that a setting is read only while another of its group has these values.
 
     >>> print(OnlyWith("optimizer", "sgd", "adam"), OnlyWith("share", Limits(above=0)), sep=", ")
     sgd or adam, above 0
@@ -103,7 +103,7 @@ class OnlyWith:
 
 @dataclass(frozen=True)
 class Named:
-    """Says what a setting is called on the command line and in `Config.of`, where that is not its field's name."""
+    """Says what a setting is called in commands and `Config.of`, if not as its field."""
 
     name: str
 
@@ -135,7 +135,7 @@ class Alternatives:
 
 @dataclass(frozen=True)
 class About:
-    """Says what a setting is, in words that are put together when somebody asks for them."""
+    """Says what a setting is, in words that are put together on demand."""
 
     words: Callable[[], str]
 
@@ -151,7 +151,7 @@ class Rare:
 
 
 class Default(int):
-    """A number that nobody set, so that it may follow other settings; it equals the plain one."""
+    """A number left at its default, which may follow others; it equals the plain one."""
 
     def at_most(self, number: int) -> "Default":
         """Lower it to a number.
@@ -163,7 +163,7 @@ class Default(int):
 
 
 class Defaults(tuple):
-    """Several values that nobody set, some of them numbers, or words for these."""
+    """Several values left at their defaults, some of them numbers, or words for these."""
 
     def at_most(self, number: int) -> "Defaults":
         """Lower each of its numbers to a number."""
@@ -175,7 +175,7 @@ class Flag(PrimitiveConstructorSpec):
     """The written form of a setting, with the values that it may have.
 
     Attributes:
-        items: of which each value is one (each of the items of a tuple): Limits, names, or None for any.
+        items: what a value may be (each item of a tuple): Limits, names, or None for any.
         own: see `choice`.
     """
 
@@ -207,7 +207,9 @@ def as_tuple(value: Any) -> tuple:
 
 
 def as_plain(value: Any) -> Any:
-    """Make Python's numbers and tuples of NumPy's, which files cannot hold, also in tuples and in groups of settings.
+    """Turn NumPy's numbers and tuples into Python's, which files can hold.
+
+    Also in tuples and in groups of settings.
 
     >>> as_plain((np.float64(0.5), np.int32(2))), as_plain(np.arange(2)), as_plain("sgd")
     ((0.5, 2), (0, 1), 'sgd')
@@ -220,15 +222,15 @@ def as_plain(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(as_plain, value))
     if is_dataclass(value) and not isinstance(value, type):
-        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        plain = {name: as_plain(one) for name, one in given.items()}
-        return replace(value, **plain) if any(plain[name] is not given[name] for name in given) else value
+        values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        plain = {name: as_plain(inner) for name, inner in values.items()}
+        return replace(value, **plain) if any(plain[name] is not values[name] for name in values) else value
     return value
 
 
 def lower_defaults(settings: T, number: int) -> T:
-    """Lower those of the settings that nobody set from what they usually are to a number."""
-    unset = (one.name for one in fields(settings) if isinstance(getattr(settings, one.name), Default | Defaults))  # type: ignore[arg-type]
+    """Lower settings that are left at their defaults to a number."""
+    unset = (field.name for field in fields(settings) if isinstance(getattr(settings, field.name), Default | Defaults))  # type: ignore[arg-type]
     return replace(settings, **{name: getattr(type(settings), name).at_most(number) for name in unset})  # type: ignore[type-var]
 
 
@@ -251,7 +253,10 @@ def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
 
 
 def one_of(*names: str) -> Flag:
-    """Make the flag of one of several names. If they take more than a line of the help, its text has to list them."""
+    """Make the flag of one of several names.
+
+    If they take more than a line of the help, its text has to list them.
+    """
     every = "{" + ",".join(names) + "}"
     return Flag(str, every if len(every) < 60 else "NAME", names)
 
@@ -291,8 +296,10 @@ Lengths = Annotated[tuple[int, ...], several(int, "INT,...", empty="converged")]
 Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 
 
-def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
-    """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
+def choice(label: str, values: Iterable[str], valid: Container | Iterable, own: str = "") -> None:
+    """Raise FLError for the first invalid value.
+
+    It names the valid ones, or the nearest of many.
 
     Args:
         own: how a user's own module names what it has, if an import path is a value as well.
@@ -306,18 +313,18 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable, own: s
             continue
         module = str(value).removesuffix(".py")
         if own and module.isidentifier() and Path(f"{module}.py").is_file():
-            raise FLError(f"unknown {what} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
+            raise FLError(f"unknown {label} {value!r}: give {module}:{own}, the {own} in {module}.py", code="name")
         names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-        hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
+        hint, every = "".join(f"did you mean {match}? " for match in near), f"there are {', '.join(names)}"
         every += f"; your own: module:{own}" if own else ""
         raise FLError(
-            f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
+            f"unknown {label} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip(), code="name"
         )
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the plain types that a type allows, and whether its values are tuples of them.
+    """Return the plain types that a type allows, and whether it is a tuple of them.
 
     There are none for a type that settings cannot have.
 
@@ -335,17 +342,19 @@ def _types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
         if rest != [...]:
             return (), True
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return kinds if all(isinstance(one, type) and one in _WORDS for one in kinds) else (), many
+    return kinds if all(isinstance(part, type) and part in _WORDS for part in kinds) else (), many
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value has a type. NumPy's numbers count as numbers, whole ones as floats, truth values not.
+    """Return whether a value has a type.
+
+    NumPy's numbers count as numbers, whole ones as floats, truth values not.
 
     >>> fits(float, 1), fits(int, 1.0), fits(int, True), fits(tuple[str, ...], ["a"]), fits(bool | None, None)
     (True, False, False, False, True)
     """
     plain, many = types_of(kind)
-    kinds = tuple({int: Integral, float: Real}.get(one, one) for one in plain)
+    kinds = tuple({int: Integral, float: Real}.get(part, part) for part in plain)
     if many and not isinstance(value, tuple):
         return False
     items = value if many else (value,)
@@ -356,7 +365,7 @@ _POWER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def from_yaml(kind: Any, value: Any) -> Any:
-    """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value.
+    """Convert a value of YAML to a type: a list or a single value stands for a tuple.
 
     Raises TypeError for a value that the type does not have.
 
@@ -368,7 +377,7 @@ def from_yaml(kind: Any, value: Any) -> Any:
     kinds, many = types_of(kind)
     items = tuple(value) if many and isinstance(value, list) else (value,)
     if float in kinds and str not in kinds:  # YAML 1.1 takes 1e-3 for text, since it has no point
-        items = tuple(float(one) if isinstance(one, str) and _POWER.fullmatch(one) else one for one in items)
+        items = tuple(float(item) if isinstance(item, str) and _POWER.fullmatch(item) else item for item in items)
         value = value if many else items[0]
     if not fits(kind, items if many else value):
         raise TypeError
@@ -378,7 +387,10 @@ def from_yaml(kind: Any, value: Any) -> Any:
 
 
 def marks(field: Field, kind: type[T]) -> list[T]:
-    """List the marks of one kind in a field's type: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
+    """List the marks of one kind in a field's type.
+
+    `lr: Annotated[float, number(float, above=0)]` has one Flag.
+    """
     return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
 
 
@@ -393,7 +405,7 @@ def flag_of(name: str, group: str = "") -> str:
 
 
 def flag_in(word: str) -> str:
-    """Return the flag that a word of a command line names, without its dashes; "" for a word that is none.
+    """Return the flag that a word of a command line names, without dashes, or "".
 
     >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
     ('fedmr.stage1-rounds', 'flip', '')
@@ -409,7 +421,7 @@ def describe_type(kind: Any) -> str:
     ('a whole number', 'a list, each item a whole number')
     """
     kinds, many = types_of(kind)
-    return "a list, each item " * many + " or ".join(_WORDS[one] for one in kinds)
+    return "a list, each item " * many + " or ".join(_WORDS[part] for part in kinds)
 
 
 def check_values(settings: Any, group: str = "") -> None:
@@ -417,8 +429,8 @@ def check_values(settings: Any, group: str = "") -> None:
 
     It looks at a dataclass and at the groups of settings within; `group` is what its flags begin with.
     """
-    for one in settings_of(settings, group):
-        check_value(one)
+    for setting in settings_of(settings, group):
+        check_value(setting)
 
 
 def check_value(setting: "Setting") -> None:
@@ -449,7 +461,7 @@ def check_value(setting: "Setting") -> None:
 
 
 def check_types(settings: Any) -> None:
-    """Raise FLError for a field whose type is none that settings can have, so that YAML and flags can hold it."""
+    """Raise FLError for a field whose type cannot be a setting's, in YAML and flags."""
     for field in fields(settings):
         if not types_of(field.type)[0]:
             raise FLError(
@@ -476,7 +488,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as `Config.of` has it, that of its group before it: `fedexp.max_step`."""
+        """The name as `Config.of` has it, after its group's name: `fedexp.max_step`."""
         return (f"{self.group}." if self.group else "") + name_of(self.field)
 
     @property
@@ -486,7 +498,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why: str = "") -> Iterator[Setting]:
-    """Yield the settings of a dataclass and of the groups within, each with why nothing reads it.
+    """Yield the settings of a dataclass and its groups, and why nothing reads each.
 
     This is the one answer to which settings a run reads. A setting is read only with what its type says (`OnlyWith`), a
     group unless the dataclass has a method `group_unread(group)` that gives a reason.
@@ -497,22 +509,22 @@ def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why:
         why: why nothing reads any of them.
     """
     for field in fields(settings):
-        value, here = getattr(settings, field.name), (*path, field.name)
+        value, place = getattr(settings, field.name), (*path, field.name)
         if isinstance(value, Chosen):
-            yield Setting(field, group, value.name, here, why)
+            yield Setting(field, group, value.name, place, why)
             if value.options is not None:
                 (several,) = marks(field, Alternatives)
-                yield from settings_of(value.options, value.name if several.prefixed else group, here, why)
+                yield from settings_of(value.options, value.name if several.prefixed else group, place, why)
         elif is_dataclass(value) and isinstance(value, type(field.default)):
             whole = settings.group_unread(field.name) if hasattr(settings, "group_unread") else ""
-            yield from settings_of(value, field.name, here, whole)
+            yield from settings_of(value, field.name, place, whole)
         else:
             reason = f"--{flag_of(name_of(field), group)} {why}" if why else _unread(settings, field, group)
-            yield Setting(field, group, value, here, reason)
+            yield Setting(field, group, value, place, reason)
 
 
 def _unread(settings: Any, field: Field, group: str) -> str:
-    """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
+    """Say why nothing reads a setting beside others of its dataclass; "" if read."""
     types = {field.name: field for field in fields(settings)}
     for mark in marks(field, OnlyWith):
         needed = types[mark.setting]

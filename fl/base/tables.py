@@ -26,7 +26,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def align_columns(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Lay out cells as text in columns, each as wide as its longest cell and two characters more.
+    """Lay out cells as text in columns, two characters wider than their longest cell.
 
     Args:
         lines: cells, equally many in each line.
@@ -44,9 +44,10 @@ def align_columns(lines: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def wrap_columns(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
-    """Lay out cells in columns; those that do not fit into the width follow below, beside the first column again.
+    """Lay out cells in columns as wide as the page.
 
-    If the first column would take more than a third of the width, its cells get numbers, which a table before explains.
+    Columns that do not fit follow below, beside the first column again. If the first column would take more than a
+    third of the width, its cells get numbers, which a table before explains.
 
     >>> print(wrap_columns([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
@@ -65,7 +66,7 @@ def wrap_columns(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fit_terminal(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrap_columns` does, to fit the terminal if the output goes to one, with bold headings.
+    """Lay out cells as `wrap_columns` does, to fit a terminal, with bold headings.
 
     Where they do not fit, columns in which all rows are equal are listed below the table instead.
     """

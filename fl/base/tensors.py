@@ -82,9 +82,9 @@ def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict
         intact = False
     if not intact:
         raise _damage_error(path, "its header is not as it was written")
-    if (found := values["format"]) != format:
+    if (actual := values["format"]) != format:
         raise FLError(
-            f"{path} is of format {found}, and this version reads {format} here: put the right file there", code="file"
+            f"{path} is of format {actual}, and this version reads {format} here: put the right file there", code="file"
         )
     return values
 
@@ -110,8 +110,8 @@ def _crc(text: str) -> str:
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the CRC-32 of names, dtypes, shapes and bytes."""
-    found = 0
+    checksum = 0
     for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(as_bytes(tensor).numpy().data, found)
-    return f"{found:08x}"
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
+        checksum = zlib.crc32(as_bytes(tensor).numpy().data, checksum)
+    return f"{checksum:08x}"

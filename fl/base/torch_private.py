@@ -1,4 +1,4 @@
-"""The parts of torch that fl uses and torch does not promise to keep, under plain names and in one place.
+"""The parts of torch that fl uses and torch does not promise to keep.
 
 `fl.base.errors.FLError` says so where the installed torch lacks one of them.
 """
@@ -36,19 +36,19 @@ except (ImportError, AttributeError) as error:
 
 
 def calling(function: Callable[..., Any], others: Mapping[Callable[..., Any], Callable[..., Any]]) -> FunctionType:
-    """Return a copy of a function of `torch.nn.functional` that calls others in the place of some it calls there.
+    """Return a copy of a function of `torch.nn.functional` that calls `others`.
 
     A `TorchFunctionMode` sees such a function, and not what it calls.
     """
     known = {**vars(F), "has_torch_function": lambda _: False}
-    known |= {one.__name__: other for one, other in others.items()}
+    known |= {original.__name__: other for original, other in others.items()}
     copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Count how often a tensor was written to; those made in inference mode have no such count.
+    """Count how often a tensor was written to, unless inference mode made it.
 
     >>> version_of(torch.zeros(1).add_(1))
     1

@@ -1,4 +1,4 @@
-"""Data sets, images, tables and text, as tensors, on one device or kept on the host; and all of them by name.
+"""Data sets, images, tables and text, as tensors; and all of them by name.
 
 `digits` comes with scikit-learn and `pydoc` with Python. The others are read from a folder (`--data-root`). Each file
 that has a `LOADERS` is found; nothing else names the data sets.
@@ -89,12 +89,12 @@ def load(
     folder = Path(root).expanduser() if root else default_root()
     key, file = _key_and_file(name)
     if key not in LOADERS:
-        found = _load_custom(name)
+        dataset = _load_custom(name)
     elif is_text(name):
-        found = LOADERS[key].load(folder, download, text, *file)
+        dataset = LOADERS[key].load(folder, download, text, *file)
     else:
-        found = LOADERS[key].load(folder, download, *file)
-    return replace(found, name=name).with_origin(Origin(name, text if is_text(name) else None))
+        dataset = LOADERS[key].load(folder, download, *file)
+    return replace(dataset, name=name).with_origin(Origin(name, text if is_text(name) else None))
 
 
 def _load_custom(name: str) -> Dataset:
@@ -105,39 +105,39 @@ def _load_custom(name: str) -> Dataset:
             "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)"
         )
     try:
-        found = find("datasets", name)()
+        dataset = find("datasets", name)()
     except FLError:
         raise
     except (Exception, SystemExit) as error:
         raise FLError(
             f"--dataset {name}, called without arguments, fails: {describe_failure(error)}", code="run"
         ) from None
-    if not isinstance(found, Dataset):
+    if not isinstance(dataset, Dataset):
         raise FLError(
-            f"--dataset {name} returns {kind(found)}: let it return an fl.Dataset, such as "
+            f"--dataset {name} returns {kind(dataset)}: let it return an fl.Dataset, such as "
             "fl.Dataset.from_arrays(x, y, test_x, test_y)",
             code="run",
         )
-    return found
+    return dataset
 
 
 def check_name(name: str) -> None:
-    """Raise FLError if there is no data set of this name, or a user's function of this name cannot be called."""
+    """Raise FLError if no data set has this name, or a user's cannot be called."""
     if _key_and_file(name)[0] in LOADERS or name == GIVEN:
         return
     if not is_custom(name):
         every = [*LOADERS, *list_installed("datasets")]
-        hint = "".join(f"did you mean {one}? " for one in get_close_matches(name, every, n=1))
+        hint = "".join(f"did you mean {match}? " for match in get_close_matches(name, every, n=1))
         raise FLError(
             f"unknown data set {name!r}: {hint}there are {', '.join(every)}, and module:function for one of your own",
             code="name",
         )
-    if not callable(found := find("datasets", name)):
-        raise FLError(f"--dataset {name} is {kind(found)}: name a function that returns an fl.Dataset")
+    if not callable(loader := find("datasets", name)):
+        raise FLError(f"--dataset {name} is {kind(loader)}: name a function that returns an fl.Dataset")
 
 
 def is_custom(name: str) -> bool:
-    """Return whether a data set of this name is a user's: given from Python, by import path or by entry point.
+    """Return whether a name is a user's: given, by import path or by entry point.
 
     >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
     (True, True, False, False)
@@ -150,7 +150,7 @@ def is_custom(name: str) -> bool:
 
 
 def may_change(name: str) -> bool:
-    """Return whether a name does not say what samples the data set has: a user's files or function may change.
+    """Return whether the samples of a name may change, in a user's files or function.
 
     >>> may_change("csv:a.csv"), may_change("my_module:load"), may_change("digits")
     (True, True, False)
@@ -177,7 +177,10 @@ def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def default_root() -> Path:
-    """Name the folder of data sets when none is given: $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set."""
+    """Name the default folder of data sets.
+
+    It is $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set.
+    """
     return Path(os.environ.get("FL_DATA_ROOT") or "~/.cache/layer-surgery").expanduser()
 
 

@@ -1,4 +1,4 @@
-"""Deal a data set out to clients, and see who holds what: `python -m fl.data [--flags]`."""
+"""Partition a data set, and see who holds what: `python -m fl.data [--flags]`."""
 
 import json
 import sys
@@ -48,43 +48,45 @@ def look(argv: Sequence[str] | None) -> int:
     if argv and not argv[0].startswith("-"):
         raise FLError(f"data are named by a flag: `python -m fl.data --dataset {argv[0]}`")
     partition_named(find_value(argv, "partition"))
-    every = {name: one for inside in entries(()).values() for name, one in inside.items()}
+    every = {name: entry for inside in entries(()).values() for name, entry in inside.items()}
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
-    asked: Any = command(flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv)
+    arguments: Any = command(
+        flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv
+    )
     flags = {flag_in(word) for word in argv} - {"seed", "json", "plot"}
-    config = Config.of(seed=asked.seed, **select_given(asked, flags))
+    config = Config.of(seed=arguments.seed, **select_given(arguments, flags))
     config.check_values()
     if not config.data.pool_test_set:
         config.data.check()
-    for one in config.settings():
-        if one.unread and one.flag in flags:
-            raise FLError(one.unread)
+    for setting in config.settings():
+        if setting.unread and setting.flag in flags:
+            raise FLError(setting.unread)
     dataset = config.load()
     counted = dataset.task == "classification" and not dataset.text
-    if asked.plot is not None and not counted:
-        what = "text" if dataset.text else f"data for {dataset.task}"
+    if arguments.plot is not None and not counted:
+        noun = "text" if dataset.text else f"data for {dataset.task}"
         raise FLError(
-            f"--plot draws clients by classes, and {what} has no classes of whole samples: leave it out or take --json",
+            f"--plot draws clients by classes, and {noun} has no classes of whole samples: leave it out or take --json",
             code="unsupported",
         )
-    if asked.plot is not None:
+    if arguments.plot is not None:
         from fl.figures.clients import partition_map
         from fl.figures.style import check_new, save
 
-        check_new(asked.plot, "--plot")
+        check_new(arguments.plot, "--plot")
     partition = config.data.deal(dataset, config.clients.number, Rng(config.seed).numpy("partition"))
     labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
     table = counts(partition, labels, classes)
     names = dataset.names_of_clients(partition.parts)
-    if asked.plot is not None:
+    if arguments.plot is not None:
         title = f"{dataset.name}, {config.data.spread()}, {config.clients.number} clients, seed {config.seed}"
-        save(partition_map(partition, labels, classes, title, names), asked.plot)
-    if asked.json:
+        save(partition_map(partition, labels, classes, title, names), arguments.plot)
+    if arguments.json:
         owners = {"owners": names} if names else {}
         print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist(), **owners}))
     else:
         lines = describe(config, dataset, partition, table, names)
-        print(f"{lines}\nfigure            {asked.plot}" if asked.plot is not None else lines)
+        print(f"{lines}\nfigure            {arguments.plot}" if arguments.plot is not None else lines)
     return 0
 
 
@@ -141,7 +143,10 @@ def _clusters(structure: np.ndarray) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = look(argv)
     return ended.code

@@ -1,4 +1,4 @@
-"""A user's arrays, checked and turned into the tensors of a `Dataset`. Nothing that was given is changed."""
+"""A user's arrays, checked and turned into a `Dataset`'s tensors, never changed."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from fl.data.mapped import from_array, pieces, value_range
 TASKS = ("classification", "regression", "multilabel", "segmentation")
 UNSCORED = -100
 """In the place of the token after, or of a pixel's class, where none counts: what torch's cross entropy leaves out."""
-_VOID = 255  # the same in files of masks, such as those of Pascal VOC, Cityscapes and ADE20K
+_VOID = 255  # the same in files of masks, as in Pascal VOC, Cityscapes and ADE20K
 _CHANNELS = (1, 3, 4)
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
@@ -27,22 +27,22 @@ _log = logging.getLogger("fl")
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
-    """Map the arrays of a folder into memory, see `Dataset.from_folder`; nothing is read yet."""
+    """Map the arrays of a folder into memory, unread, see `Dataset.from_folder`."""
     needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners", "valid")
     if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
         way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"
         if (folder / "dataset_dict.json").is_file():
             way = "these are Hugging Face's files: give datasets.load_from_disk(...) to fl.data.folder.write, once"
         raise FLError(f"{folder} has no {', '.join(missing)}: {way}", code="file")
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name in (*needed, *more):
         if (file := folder / f"{name}.npy").is_file():
             try:  # copy-on-write, since torch has no tensors that cannot be written to
-                found[name] = np.load(file, mmap_mode="c")
+                arrays[name] = np.load(file, mmap_mode="c")
             except ValueError as error:
                 raise FLError(f"{file} cannot be mapped into memory: {reason(error)}", code="file") from None
     for name in ("x", "test_x"):
-        if (kind := found[name].dtype) not in (np.uint8, np.float32, np.int32):
+        if (kind := arrays[name].dtype) not in (np.uint8, np.float32, np.int32):
             raise FLError(
                 f"{folder / name}.npy holds {kind}: write uint8 images, float32, or int32 tokens, which need no copy",
                 code="file",
@@ -54,8 +54,8 @@ def read_saved(folder: Path) -> dict[str, Any]:
             raise FLError(f"{file} is no JSON: {reason(error)}", code="file") from None
         if strange := set(settings) - {"classes", "top", "task", "names"}:
             raise FLError(f"{file} has {min(strange)!r}: it may have classes, top, task and names", code="file")
-        found |= settings
-    return found
+        arrays |= settings
+    return arrays
 
 
 def check_arrays(
@@ -75,16 +75,16 @@ def check_arrays(
     choice("task", [task], TASKS)
     inputs, test_inputs = _both(x, test_x)
     for parts in zip(named_leaves("x", inputs).items(), named_leaves("test_x", test_inputs).items()):
-        (name, one), (test_name, other) = parts
-        if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
+        (name, part), (test_name, other) = parts
+        if (part.dtype, part.shape[1:]) != (other.dtype, other.shape[1:]):
             raise FLError(
-                f"{test_name} is {form(other)} and {name} is {form(one)}: samples of both need one type and one shape",
+                f"{test_name} is {form(other)} and {name} is {form(part)}: samples of both need one type and one shape",
                 code="data",
             )
-        _check_pixels(name, one, other, top)
+        _check_pixels(name, part, other, top)
     # Of several inputs, labels are checked by the number of samples alone: no token has a label of its own.
     x, test_x = (
-        one if isinstance(one, Tensor) else torch.empty(len(leaves(one)[0]), 0) for one in (inputs, test_inputs)
+        part if isinstance(part, Tensor) else torch.empty(len(leaves(part)[0]), 0) for part in (inputs, test_inputs)
     )
     fields: dict[str, Any] = {"x": inputs, "test_x": test_inputs, "top": int(top)}
     fields |= _owners(owners, test_owners, len(x), len(test_x))
@@ -114,25 +114,25 @@ def check_arrays(
                 f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token", code="data"
             )
     tokens = y.ndim == 2 and not dense
-    ends = [_range_of_labels(name, each, y.ndim > 1) for name, each in (("y", y), ("test_y", test_y))]
+    ends = [_range_of_labels(name, part, y.ndim > 1) for name, part in (("y", y), ("test_y", test_y))]
     ends += map(value_range, (x, test_x) if tokens else ())  # every token of a text is a class
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = max(most + 1, len(names)) if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
-    what = "tokens" if tokens else "labels"
+    noun = "tokens" if tokens else "labels"
     if least < 0:
         signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
         every = "x, y, test_x and test_y" if tokens else "y and test_y"
         way = "give (y > 0).astype(int)" if signs else f"add {-least} to {every}, the same to all"
         way += f", or give {UNSCORED} where {'the next token' if tokens else 'a pixel'} does not count" * (y.ndim > 1)
         raise FLError(
-            f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}",
+            f"{noun} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}",
             code="data",
         )
     if most >= count:
         raise FLError(
-            f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}", code="data"
+            f"{noun} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}", code="data"
         )
     if classes is None and not tokens and (absent := count - int((y.unique() >= 0).sum())):
         _log.warning(
@@ -142,25 +142,25 @@ def check_arrays(
     return fields | {"y": y, "test_y": test_y, "classes": int(count), "task": task, "names": _names(names, int(count))}
 
 
-def _masks(given: Mapping[str, tuple[Any, Inputs]], classes: int | None) -> list[Tensor]:
-    """Convert the masks of both parts to int64 [N, ...], with UNSCORED for pixels that do not count.
+def _masks(parts: Mapping[str, tuple[Any, Inputs]], classes: int | None) -> list[Tensor]:
+    """Convert masks to int64 [N, ...], UNSCORED where pixels do not count.
 
     Args:
-        given: name -> the masks, and the samples that they are of.
+        parts: name -> the masks, and the samples that they are of.
     """
-    found = [_mask(name, value, x) for name, (value, x) in given.items()]
-    if found[0].shape[1:] != found[1].shape[1:]:
-        raise FLError(f"y is {form(found[0])} and test_y is {form(found[1])}: give all masks one size", code="data")
+    masks = [_mask(name, value, x) for name, (value, x) in parts.items()]
+    if masks[0].shape[1:] != masks[1].shape[1:]:
+        raise FLError(f"y is {form(masks[0])} and test_y is {form(masks[1])}: give all masks one size", code="data")
     if classes is not None and classes > _VOID:
-        return found
-    void = [y == _VOID for y in found]
-    if any(one.any() for one in void) and all(bool((one | (y == 0)).all()) for one, y in zip(void, found)):
+        return masks
+    void = [y == _VOID for y in masks]
+    if any(marks.any() for marks in void) and all(bool((marks | (y == 0)).all()) for marks, y in zip(void, masks)):
         raise FLError(
             f"y and test_y are 0 and {_VOID}, and {_VOID} stands for pixels that do not count: number the classes, as "
             "in (y > 0).astype(int)",
             code="data",
         )
-    return [torch.where(one, UNSCORED, y) for one, y in zip(void, found)]
+    return [torch.where(marks, UNSCORED, y) for marks, y in zip(void, masks)]
 
 
 def _mask(name: str, value: Any, x: Inputs) -> Tensor:
@@ -198,10 +198,10 @@ def _range_of_labels(name: str, y: Tensor, several: bool) -> tuple[float, float]
 
 
 def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
-    """Convert the samples of both parts: an array, or a dict of arrays, which has the same names in both."""
+    """Convert the samples of both parts: an array, or a dict of arrays alike in both."""
     if not isinstance(x, Mapping) and not isinstance(test_x, Mapping):
         return samples("x", x), samples("test_x", test_x)
-    found: list[dict[str, Tensor]] = []
+    inputs: list[dict[str, Tensor]] = []
     for part, values in (("x", x), ("test_x", test_x)):
         if not isinstance(values, Mapping):
             raise FLError(
@@ -213,22 +213,22 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
                 f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs",
                 code="data",
             )
-        found.append({name: _input(f"{part}[{name!r}]", value) for name, value in values.items()})
-        if len({len(value) for value in found[-1].values()}) > 1:
-            counts = ", ".join(f"{len(value):,} of {name}" for name, value in found[-1].items())
+        inputs.append({name: _input(f"{part}[{name!r}]", value) for name, value in values.items()})
+        if len({len(value) for value in inputs[-1].values()}) > 1:
+            counts = ", ".join(f"{len(value):,} of {name}" for name, value in inputs[-1].items())
             raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order", code="data")
-    if strange := found[0].keys() ^ found[1].keys():
+    if strange := inputs[0].keys() ^ inputs[1].keys():
         raise FLError(
-            f"x has {', '.join(found[0])} and test_x {', '.join(found[1])}: give {min(strange)} to both or none",
+            f"x has {', '.join(inputs[0])} and test_x {', '.join(inputs[1])}: give {min(strange)} to both or none",
             code="data",
         )
-    return found[0], {name: found[1][name] for name in found[0]}
+    return inputs[0], {name: inputs[1][name] for name in inputs[0]}
 
 
 def _check_pixels(name: str, x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
-    if x.dtype == torch.uint8 and (brightest := max(int(value_range(each)[1]) for each in (x, test_x))) > top:
+    if x.dtype == torch.uint8 and (brightest := max(int(value_range(values)[1]) for values in (x, test_x))) > top:
         raise FLError(
             f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value", code="data"
         )
@@ -252,38 +252,38 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _number_classes(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
-    """Number classes that are given by name, in alphabetical order or that of `names`.
+    """Number classes that are names, in alphabetical order or the order of `names`.
 
     Others stay as they are.
     """
     try:
-        given = [_with_strings(name, values) for name, values in (("y", y), ("test_y", test_y))]
+        columns = [_with_strings(name, labels) for name, labels in (("y", y), ("test_y", test_y))]
     except FLError:
         raise
     except Exception:  # which `tensor` explains
         return y, test_y, names
-    if not all(each.dtype.kind in "SU" and each.ndim == 1 for each in given):
+    if not all(column.dtype.kind in "SU" and column.ndim == 1 for column in columns):
         return y, test_y, names
-    given = [np.char.decode(each, "utf-8") if each.dtype.kind == "S" else each for each in given]
-    order = [str(name) for name in (names if len(names) else np.unique(given[0]))]
+    columns = [np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column for column in columns]
+    order = [str(name) for name in (names if len(names) else np.unique(columns[0]))]
     places = {name: k for k, name in enumerate(order)}
-    for what, each in zip(("y", "test_y"), given):
-        if strange := [name for name in np.unique(each).tolist() if str(name) not in places]:
+    for part, column in zip(("y", "test_y"), columns):
+        if strange := [name for name in np.unique(column).tolist() if str(name) not in places]:
             known = "names" if len(names) else "y"
             raise FLError(
-                f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out", code="data"
+                f"{part} has a class {strange[0]!r}, which {known} does not have: leave its samples out", code="data"
             )
-    y, test_y = ([places[str(name)] for name in each.tolist()] for each in given)
+    y, test_y = ([places[str(name)] for name in column.tolist()] for column in columns)
     return y, test_y, order
 
 
 def _with_strings(name: str, values: Any) -> np.ndarray:
-    """Convert values to an array, whose names are strings also where they are objects, as in pandas."""
+    """Convert values to an array; names become strings, also if they are objects."""
     _check_mask(name, values)
     array = np.asarray(values)
     if array.dtype.kind not in "OU" or array.ndim != 1:
         return array
-    others = [(k, each) for k, each in enumerate(values) if not isinstance(each, str)]
+    others = [(k, value) for k, value in enumerate(values) if not isinstance(value, str)]
     if others and len(others) < len(array):
         raise FLError(
             f"{name}[{others[0][0]}] is {others[0][1]!r} among names: give a name, or leave the sample out", code="data"
@@ -292,7 +292,7 @@ def _with_strings(name: str, values: Any) -> np.ndarray:
 
 
 def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
-    """Convert what is to be predicted to float32: numbers [N, D], or 0 and 1 [N, labels]."""
+    """Convert targets to float32: numbers [N, D], or 0 and 1 [N, labels]."""
     y = tensor(name, value)
     if len(y.shape) not in (1, 2) or len(y) != len(x) or not y.numel():
         way = f", as in {name}.reshape({len(x)}, -1)" * (y.ndim > 2 and len(y) == len(x))
@@ -312,28 +312,30 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
 
 
 def _input(name: str, value: Any) -> Tensor:
-    """Convert one of several inputs, which may be truth values, such as where sequences end."""
+    """Convert one of several inputs, which may be truth values such as a mask."""
     x = tensor(name, value)
     return x if x.dtype == torch.bool and x.numel() and x.ndim > 1 else samples(name, value)
 
 
 def samples(name: str, value: Any) -> Tensor:
-    """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
+    """Convert samples to uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
-    given = f"{str(getattr(value, 'dtype', x.dtype)).removeprefix('torch.')} {list(x.shape)}"  # x may be wider
+    description = f"{str(getattr(value, 'dtype', x.dtype)).removeprefix('torch.')} {list(x.shape)}"  # x may be wider
     if x.ndim == 0 or not len(x):
-        raise FLError(f"{name} has no samples: it is {given}", code="data")
+        raise FLError(f"{name} has no samples: it is {description}", code="data")
     if 0 in x.shape:
-        raise FLError(f"{name} is {given}: its samples are empty", code="data")
+        raise FLError(f"{name} is {description}: its samples are empty", code="data")
     if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
         raise FLError(
-            f"{name} is {given}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy", code="data"
+            f"{name} is {description}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy", code="data"
         )
     if x.dtype == torch.uint8 and x.ndim == 4:
         return x
     if x.is_floating_point():
         if x.ndim == 1:
-            raise FLError(f"{name} is {given}: samples need an axis of their own, as in {name}[:, None]", code="data")
+            raise FLError(
+                f"{name} is {description}: samples need an axis of their own, as in {name}[:, None]", code="data"
+            )
         single, before = x.float(), 0
         for piece in pieces(single):
             if not (finite := piece.isfinite()).all():
@@ -345,7 +347,7 @@ def samples(name: str, value: Any) -> Tensor:
             before += len(piece)
         return single
     if x.dtype in (torch.bool, torch.uint8) or x.ndim != 2:
-        raise FLError(f"{name} is {given}: {_as_samples(name, value, x)}", code="data")
+        raise FLError(f"{name} is {description}: {_as_samples(name, value, x)}", code="data")
     least, most = map(int, value_range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
@@ -370,9 +372,9 @@ def _as_samples(name: str, value: Any, x: Tensor) -> str:
     if x.ndim == 4 and x.dtype != torch.uint8 and least >= 0 and most <= 255:
         return f"images are uint8 or floats, as in {name}{'.byte()' if floats == '.float()' else '.astype(np.uint8)'}"
     top = 255 if most <= 255 else 65535 if most <= 65535 else most
-    what = {4: "images are uint8 or floats", 5: "volumes are floats"}.get(x.ndim, "samples of this shape are floats")
+    usual = {4: "images are uint8 or floats", 5: "volumes are floats"}.get(x.ndim, "samples of this shape are floats")
     scaled = f"({name} / {top})" if least >= 0 else name
-    return f"{what}, as in {scaled}{floats}, of a scale of about 1 and the same for x and test_x"
+    return f"{usual}, as in {scaled}{floats}, of a scale of about 1 and the same for x and test_x"
 
 
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
@@ -408,7 +410,7 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 
 def _as_masks(name: str, y: Tensor) -> str:
-    """Say what becomes of labels that are several a sample, as those of each pixel or step are."""
+    """Say what becomes of labels where a sample has one for each pixel or step."""
     several = "; several a sample, each 0 or 1, are for task='multilabel'"
     either = bool(((y == 0) | (y == 1)).all()) and y.ndim == 2
     return f"{several * either}; a class for each pixel or step is for task='segmentation'"
@@ -428,7 +430,7 @@ def _whole(name: str, y: Tensor) -> str:
 
 
 def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> Tensor:
-    """Convert anything that is an array to a tensor on the CPU, which may share memory with it.
+    """Convert any array to a tensor on the CPU, which may share its memory.
 
     Args:
         way: the way out where it holds something else than numbers.
@@ -457,10 +459,13 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
 
 
 def _check_mask(name: str, value: Any) -> None:
-    """Raise FLError for values that a masked array of NumPy hides, since nothing here would know of the mask."""
-    for k, each in enumerate(value if isinstance(value, list | tuple) else [value]):
-        if isinstance(each, np.ma.MaskedArray) and each.mask.any():
-            row = k if each is not value else int(each.mask.nonzero()[0][0]) if each.ndim else 0
+    """Raise FLError for values that a masked array of NumPy hides.
+
+    Nothing here would know of the mask.
+    """
+    for k, array in enumerate(value if isinstance(value, list | tuple) else [value]):
+        if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+            row = k if array is not value else int(array.mask.nonzero()[0][0]) if array.ndim else 0
             raise FLError(
                 f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give numbers of "
                 "your own for what is masked, with numpy's filled",
@@ -469,7 +474,10 @@ def _check_mask(name: str, value: Any) -> None:
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any]:
-    """Convert the owners of both parts to int64; names become numbers in alphabetical order, and are kept."""
+    """Convert the owners of both parts to int64.
+
+    Names become numbers in alphabetical order, and are kept.
+    """
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
     parts = {}
@@ -487,8 +495,8 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
     names = np.empty(0, str)
     if parts and parts["owners"].dtype.kind in "SU":
         parts = {
-            k: np.char.decode(one, "utf-8", "backslashreplace") if one.dtype.kind == "S" else one
-            for k, one in parts.items()
+            k: np.char.decode(column, "utf-8", "backslashreplace") if column.dtype.kind == "S" else column
+            for k, column in parts.items()
         }
         names = np.unique(np.concatenate(list(parts.values())))
         parts = {name: np.searchsorted(names, array) for name, array in parts.items()}

@@ -16,7 +16,9 @@ _MISSING = ("", "na", "nan", "null", "none", "n/a")
 
 
 def read(path: Path, names_in: Container[str]) -> Table:
-    """Read a CSV file whose first line names its columns; a column of numbers alone holds numbers.
+    """Read a CSV file with column names in its first line.
+
+    A column that has only numbers holds numbers.
 
     Args:
         names_in: columns of names, which may look like numbers: 007 and "12 or more" stay what they are.
@@ -49,13 +51,13 @@ def read(path: Path, names_in: Container[str]) -> Table:
     def name_row(k: int) -> str:
         return f"{path}, line {lines[k]}"
 
-    found = {}
+    columns = {}
     for name, column in zip(names, zip(*rows)):
         values = [value.strip() for value in column]
         if missing := [k for k, value in enumerate(values) if value.lower() in _MISSING]:
             raise missing_value(name_row(missing[0]), name)
-        found[name] = _parse_column(values, name, name_row, name in names_in)
-    return Table(found, name_row)
+        columns[name] = _parse_column(values, name, name_row, name in names_in)
+    return Table(columns, name_row)
 
 
 def _parse_column(values: list[str], name: str, row: Callable[[int], str], names: bool) -> np.ndarray:
@@ -77,7 +79,7 @@ def _parse_column(values: list[str], name: str, row: Callable[[int], str], names
 
 
 def _is_code(value: str) -> bool:
-    """Return whether a name has digits alone, and is not what a whole number is written as."""
+    """Return whether a name has only digits, but not as a whole number is written."""
     return value.isdigit() and (len(value) >= 18 or str(int(value)) != value)
 
 
@@ -93,21 +95,21 @@ def load(root: Path, path: str) -> Dataset:
             `categorical` and `task`, see `Dataset.from_pandas`.
     """
     name = f"csv:{path}"
-    path, given = options_of(name, path, tuple(_COLUMNS))
-    asked: dict[str, Any] = _COLUMNS | given
-    names_in = {asked["owner"], *({asked["target"]} if asked["task"] == "classification" else ())}
+    path, options = options_of(name, path, tuple(_COLUMNS))
+    settings: dict[str, Any] = _COLUMNS | options
+    names_in = {settings["owner"], *({settings["target"]} if settings["task"] == "classification" else ())}
     table = read(file_of(name, path, root), names_in)
-    for what in ("owner", "split"):
-        if what not in given and asked[what] not in table.columns:
-            asked[what] = None
-    if asked["target"] not in table.columns:
+    for option in ("owner", "split"):
+        if option not in options and settings[option] not in table.columns:
+            settings[option] = None
+    if settings["target"] not in table.columns:
         raise FLError(
-            f"{path} has no column {asked['target']!r} to predict: name one, as in --dataset 'csv:{path}?target="
+            f"{path} has no column {settings['target']!r} to predict: name one, as in --dataset 'csv:{path}?target="
             f"{[*table.columns][-1]}'; there are {', '.join(table.columns)}",
             code="name",
         )
     try:
-        return Dataset.from_arrays(**arrays_of(table, **asked))
+        return Dataset.from_arrays(**arrays_of(table, **settings))
     except FLError as error:
         raise FLError(error.args[0] if path in str(error) else f"{path}: {error}", code=error.code) from None
 

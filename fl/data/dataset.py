@@ -1,4 +1,4 @@
-"""The form that every data set has once it is loaded: images and labels, or text, on one device or on the host."""
+"""The form that every loaded data set has: images and labels, or text, and owners."""
 
 import hashlib
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ _MOST_NAMES = 8
 """Owners whose names a client has; of further ones it has the number."""
 
 _MOST_SITES = 20
-"""Owners of a test set for each of which scores are counted apart."""
+"""Largest number of a test set's owners for which scores are counted separately."""
 
 
 class Origin(NamedTuple):
-    """The origin of a data set: the settings of the same names, by which it was loaded and then prepared.
+    """The origin of a data set: the settings by which it was loaded and prepared.
 
     Attributes:
         text: the `TextOptions`, for text.
@@ -54,7 +54,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples of the training set, which is divided among clients, and of the common test set.
+    """The training samples, divided among clients, and the common test set.
 
     `from_arrays`, `from_torch` and `from_huggingface` make one of your own data and check them.
 
@@ -62,7 +62,7 @@ class Dataset:
         x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
             table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
             token that comes after each, int64 [N, T], or a label for each sequence. Where the token after is
-            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt. Or masks, int64
+            `UNSCORED`, as in a prompt, it counts neither in losses nor in scores. Or masks, int64
             [N, H, W], a class for each pixel, where `UNSCORED` does the same. Or, for a model of your own with several
             inputs, x is a dict of such images, floats and tokens, which it gets by keyword: `model(**inputs)`.
         test_x, test_y: the same for the test set.
@@ -107,12 +107,12 @@ class Dataset:
         shape = write_shape(self.shape)
         numbers = f"{self.classes} number{'s' * (self.classes > 1)} to predict"
         several = f"{self.classes} labels, any number of which a sample has"
-        what = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
+        target = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
         if self.text:
-            what = f"{self.classes:,} different tokens"
+            target = f"{self.classes:,} different tokens"
         if self.dense:
-            what += f" for each of {write_shape(self.y.shape[1:])} places"
-        lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {what}"]
+            target += f" for each of {write_shape(self.y.shape[1:])} places"
+        lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {target}"]
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
             lines.append(f"owned by nature: {len(self.owners.unique()):,} owners have the training samples{test}")
@@ -138,7 +138,9 @@ class Dataset:
         task: str = "classification",
         names: Any = (),
     ) -> "Dataset":
-        """Make a data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
+        """Make a data set of NumPy arrays, torch tensors or nested lists.
+
+        They are checked, and never changed.
 
         Args:
             x: a memory-mapped array (`numpy.memmap`) is read in pieces, and stays on the host. A dict of arrays, one
@@ -154,7 +156,7 @@ class Dataset:
                 voxel [N, D, H, W]), or -100 or 255 where it does not count.
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
-                With both, each of its clients is tested on its own test samples, which nobody trains on.
+                With both, each of its clients is tested on its own test samples, which no one trains on.
             valid: True for each of `x` that its client validates on and never trains on.
             classes: their number; None: as many as the labels (or tokens) show.
             top: the largest value of a uint8 pixel.
@@ -170,15 +172,15 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        made = cls(
+        dataset = cls(
             GIVEN, **arrays.check_arrays(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid)
         )
-        on_disk = any(map(mapped.is_mapped, leaves(made.x)))
-        return replace(made, used_on=torch.device("cpu")) if on_disk else made
+        on_disk = any(map(mapped.is_mapped, leaves(dataset.x)))
+        return replace(dataset, used_on=torch.device("cpu")) if on_disk else dataset
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Dataset":
-        """Make a data set of arrays in files, which are mapped into memory and never read as a whole.
+        """Make a data set of arrays in files, mapped into memory, never read as a whole.
 
         Args:
             folder: holds x.npy, y.npy, test_x.npy and test_y.npy, as `numpy.save` writes them; perhaps owners.npy,
@@ -201,10 +203,10 @@ class Dataset:
         test_owners: Any = None,
         task: str = "classification",
     ) -> "Dataset":
-        """Make a data set of two of torch or torchvision, whose items are (sample, label), such as an `ImageFolder`.
+        """Make a data set of two of torch or torchvision, such as an `ImageFolder`.
 
-        All samples are read into memory, once: random transforms of training images would be drawn only once, so use
-        --crop and --flip for these.
+        Their items are (sample, label). All samples are read into memory, once: random transforms of training images
+        would be applied only once, so use --crop and --flip for these.
 
         Args:
             train, test: with `len()` and items by number. Samples are Pillow's images (which become uint8), tensors or
@@ -220,8 +222,8 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = items.read_torch(train, test, task)
-        return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners, task=task)
+        parts = items.read_torch(train, test, task)
+        return cls.from_arrays(**parts, owners=owners, classes=classes, test_owners=test_owners, task=task)
 
     @classmethod
     def from_huggingface(
@@ -233,7 +235,9 @@ class Dataset:
         owner: str | None = None,
         task: str = "classification",
     ) -> "Dataset":
-        """Make a data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
+        """Make a data set of two `datasets.Dataset`.
+
+        They are such as `load_dataset(...)["train"]` and `["test"]`.
 
         Args:
             train, test: the two splits; or, as `train` alone, a `datasets.DatasetDict` whose splits have these names.
@@ -283,8 +287,8 @@ class Dataset:
         ([[31.0, 0.0, 1.0], [74.0, 1.0, 0.0]], ('no', 'yes'))
         """
         columns = table.columns_of(frame)
-        for name, given in (("owner", owner), ("split", split)):
-            if given is None and name in columns.columns and target != name:
+        for name, column in (("owner", owner), ("split", split)):
+            if column is None and name in columns.columns and target != name:
                 raise FLError(
                     f"the frame has a column {name!r}, which would be a feature: give {name}={name!r}, or rename it",
                     code="name",
@@ -292,7 +296,7 @@ class Dataset:
         return cls.from_arrays(**table.arrays_of(columns, target, owner, split, categorical, task))
 
     def names_of_clients(self, *parts: Any) -> list[str]:
-        """Name clients by the owners of their samples; none where samples of one owner lie with several clients.
+        """Name clients by their samples' owners; none if several clients share an owner.
 
         Args:
             parts: `fl.partition.Parts` of the training samples; each client has some.
@@ -316,13 +320,16 @@ class Dataset:
         for client, place in zip(*np.divmod(pairs, len(owners))):
             names[client].append(self._owner(int(owners[place])))
         few = (
-            [*own[:_MOST_NAMES], f"{len(own) - _MOST_NAMES} more"] if len(own) > _MOST_NAMES else own for own in names
+            [*part_names[:_MOST_NAMES], f"{len(part_names) - _MOST_NAMES} more"]
+            if len(part_names) > _MOST_NAMES
+            else part_names
+            for part_names in names
         )
         return list(map(" + ".join, few))
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The shape of what methods see of a model's outputs for one sample: [classes], of text [T, classes].
+        """The shape of a model's outputs for one sample: [classes], of text [T, classes].
 
         Of masks it is [H, W, classes], see `fl.models.custom_model.classes_last`.
         """
@@ -330,12 +337,12 @@ class Dataset:
 
     @property
     def device(self) -> torch.device:
-        """The device on which clients train: where samples lie, or where those in use are copied to."""
+        """The device on which clients train: the samples', or where they are copied."""
         return self.used_on or self.y.device
 
     @property
     def on_host(self) -> bool:
-        """True if samples are kept on the host, and only those in use are copied to the device."""
+        """True if samples stay on the host, and only those in use are on the device."""
         return self.used_on is not None
 
     @property
@@ -344,7 +351,7 @@ class Dataset:
         return map_inputs(lambda values: values.shape[1:], self.x)
 
     def gather(self, indices: Tensor) -> tuple[Inputs, Tensor]:
-        """Return the inputs and targets of training samples, in new memory on the device that trains.
+        """Return inputs and targets of training samples, in new memory on the device.
 
         Args:
             indices: int64 of any shape, on any device.
@@ -364,20 +371,20 @@ class Dataset:
         return self._rows(self.y, indices)
 
     def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
-        found = mapped.rows(values, self.beside(indices))
-        return found if self.used_on is None else upload(found, self.used_on)
+        rows = mapped.rows(values, self.beside(indices))
+        return rows if self.used_on is None else upload(rows, self.used_on)
 
     def beside(self, indices: Tensor) -> Tensor:
-        """Put indices where the samples lie, so that looking up several times moves them once."""
+        """Put indices where the samples lie, to move them only once for several lookups."""
         return indices if indices.device == self.y.device else upload(indices, self.y.device)
 
     def take(self, indices: Tensor) -> "Dataset":
-        """Return the data set with these training samples alone, in this order, on the device."""
+        """Return the data set with only these training samples, in this order."""
         x, y = self.gather(indices)
         return replace(self, x=x, y=y, used_on=None)
 
     def example(self, count: int = 2, dtype: torch.dtype = torch.float32) -> Inputs:
-        """Return the first training samples as a model gets them, to look at the model with."""
+        """Return the first training samples as a model gets them, to probe the model."""
         return self.normalise(map_inputs(lambda values: values[:count], self.x), dtype)
 
     @property
@@ -406,7 +413,7 @@ class Dataset:
         return isinstance(self.x, Tensor) and self.x.ndim == 4
 
     def normalise(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Inputs:
-        """Convert samples to what a model expects: images to floats in [-1, 1], tokens to int64.
+        """Convert samples for a model: images to floats in [-1, 1], tokens to int64.
 
         Images are uint8 of any leading shape; floats stay as they are. Each entry of a dict is converted by itself. The
         result is always in new memory, since a model may begin with an operation in place. Of data that are kept on
@@ -432,7 +439,7 @@ class Dataset:
         return map_inputs(convert, inputs)
 
     def pad(self, pixels: int) -> "Dataset":
-        """Add a border to all images that repeats their edges, so that a white background stays white.
+        """Add a border to all images that repeats their edges, so that white stays white.
 
         The border's pixels count for nothing in masks.
         """
@@ -454,7 +461,7 @@ class Dataset:
         return replace(self, x=x, y=y, test_x=test_x, test_y=test_y)
 
     def pool(self) -> "Dataset":
-        """Add the test samples at the end of the training samples; the test set stays as it is."""
+        """Add the test samples after the training samples; the test set is unchanged."""
         self._no_copy("--pool-test-set")
         x = map_inputs(lambda *both: torch.cat(both), self.x, self.test_x)
         y, owners, valid = torch.cat([self.y, self.test_y]), None, None
@@ -470,7 +477,7 @@ class Dataset:
         return replace(self, x=x, y=y, owners=owners, valid=valid)
 
     def number_of(self, owners: Sequence[str]) -> Tensor:
-        """Return the numbers of owners by name, int64, sorted. FLError for a name that no owner has."""
+        """Return the numbers of owners by name, int64, sorted; FLError for a wrong name."""
         if self.owners is None:
             raise FLError(
                 f"{self.name} does not say who owns its samples, so none of them can be named: {owners[0]}",
@@ -484,7 +491,7 @@ class Dataset:
         return torch.tensor(sorted({known[name] for name in owners}))
 
     def with_test_sites(self, names: Sequence[str]) -> "Dataset":
-        """Move the training samples of owners, by name, to the end of the test set; see `tested_at`.
+        """Move the training samples of owners to the test set's end; see `tested_at`.
 
         >>> samples = [torch.rand(4, 2), [0, 1, 0, 1]]
         >>> data = Dataset.from_arrays(*samples, *samples, owners=list("abab"), test_owners=list("aabb"))
@@ -507,8 +514,8 @@ class Dataset:
         moved = self._of_rows(away.nonzero()[:, 0])
         test_x = map_inputs(lambda *both: torch.cat(both), self.test_x, moved["x"])
         test_y, test_owners = torch.cat([self.test_y, moved["y"]]), torch.cat([self.test_owners, moved["owners"]])
-        kept = self._of_rows((~away).nonzero()[:, 0])
-        return replace(self, **kept, test_x=test_x, test_y=test_y, test_owners=test_owners)
+        rest = self._of_rows((~away).nonzero()[:, 0])
+        return replace(self, **rest, test_x=test_x, test_y=test_y, test_owners=test_owners)
 
     def test_at(self, names: Sequence[str]) -> "Dataset":
         """Keep the test samples of these owners alone; without names all."""
@@ -519,7 +526,7 @@ class Dataset:
         return replace(self, test_x=test_x, test_y=self.test_y[rows], test_owners=self.test_owners[rows])
 
     def with_own_tests(self, rows: Tensor) -> "Dataset":
-        """Add these test samples at the end of the training part, for their owners to be tested on."""
+        """Add test samples after the training part, for their owners to be tested on."""
         x = map_inputs(lambda values, tests: torch.cat([values, tests[rows]]), self.x, self.test_x)
         y, owners, valid = torch.cat([self.y, self.test_y[rows]]), self.owners, self.valid
         if owners is not None and self.test_owners is not None:
@@ -530,7 +537,7 @@ class Dataset:
 
     @cached_property
     def test_sites(self) -> dict[str, np.ndarray]:
-        """The rows of the test set of each of its owners, by name; none if these are many, such as writers."""
+        """The test rows of each owner by name; none for many owners, such as writers."""
         owners = [] if self.test_owners is None else self.test_owners.unique().tolist()
         if len(owners) > _MOST_SITES:
             return {}
@@ -542,11 +549,11 @@ class Dataset:
     def _of_rows(self, rows: Tensor) -> dict[str, Any]:
         """Return the fields of these training samples."""
         more = {name: getattr(self, name) for name in ("owners", "valid")}
-        found = {name: values[rows] for name, values in more.items() if values is not None}
-        return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **found}
+        selected = {name: values[rows] for name, values in more.items() if values is not None}
+        return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **selected}
 
     def subsample(self, number: int) -> "Dataset":
-        """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
+        """Keep a number of training samples, always the same random ones; 0 keeps all.
 
         >>> from fl.data import load
         >>> load("digits").pad(2).pool().subsample(100).x.shape
@@ -560,7 +567,7 @@ class Dataset:
         return replace(self, **self._of_rows(chosen))
 
     def test_on(self, index: Tensor) -> "Dataset":
-        """Use these training samples as the test set: those that clients hold out of pooled data."""
+        """Use training samples that clients hold out of pooled data as the test set."""
         owners = None if self.owners is None else self.owners[index]
         test_x = map_inputs(lambda values: values[index], self.x)
         return replace(self, test_x=test_x, test_y=self.y[index], test_owners=owners)
@@ -574,7 +581,7 @@ class Dataset:
             )
 
     def to(self, device: torch.device | str, data_on: str = "auto") -> "Dataset":
-        """Prepare the data for another device. Owners stay on the CPU, since only partitions read them.
+        """Prepare the data for a device; owners stay on the CPU, where partitions read.
 
         Args:
             data_on: "device" moves all samples there. "host" keeps them where they are, on the CPU, and only those in
@@ -602,23 +609,25 @@ class Dataset:
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:
-    """Identify a data set by shapes, types and a hash of all bytes, as JSON; it is the same on every device.
+    """Identify a data set by shapes, types and a hash of all bytes, as JSON.
+
+    It is the same on every device.
 
     >>> from fl.data import load
     >>> print(fingerprint(load("digits"))["x"])
     uint8 [1437, 1, 8, 8]
     """
-    digest, said = hashlib.sha256(), {}
+    digest, record = hashlib.sha256(), {}
     for name in ("x", "y", "test_x", "test_y", "owners", "test_owners", "valid"):
         if (whole := getattr(data, name)) is None:
             continue
         for part, values in named_leaves(name, whole).items():
-            said[part] = arrays.form(values)
+            record[part] = arrays.form(values)
             if values.ndim and len(values) > 1 and not values.stride(0):
                 values = values[0][None]  # of data that are elsewhere: all rows are this one, in the memory of one
-            digest.update(f"{part} {said[part]}".encode())
+            digest.update(f"{part} {record[part]}".encode())
             for piece in mapped.pieces(values):
                 digest.update(as_bytes(piece.cpu()).numpy().data)
     if data.task != "classification":
-        said["task"] = data.task
-    return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}
+        record["task"] = data.task
+    return {**record, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -1,4 +1,6 @@
-"""FEMNIST in the JSON form of LEAF (Caldas et al. 2018): handwritten characters with their writers.
+"""FEMNIST in LEAF's JSON form: handwritten characters with their writers.
+
+Source: Caldas et al. 2018.
 
 Every file maps writers to samples: `{"users": [name, ...], "num_samples": [n, ...], "user_data": {name: {"x": [784
 floats each], "y": [int, ...]}}}`. Parsing is fast enough (about 10,000 samples a second) to need no cache.
@@ -51,12 +53,12 @@ def _read_part(source: Source, folder: Path) -> dict[str, Samples]:
     writers: dict[str, Samples] = {}
     for file in sorted(folder.glob("*.json")):
         try:
-            found = _read_file(file)
-            if repeated := writers.keys() & found.keys():
+            samples = _read_file(file)
+            if repeated := writers.keys() & samples.keys():
                 raise ValueError(f"writer {min(repeated)} is in another file too")
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError) as error:
             raise source.damage_error(file, error) from error
-        writers |= found
+        writers |= samples
     if not any(len(y) for _, y in writers.values()):
         raise source.damage_error(folder, "no samples")
     return writers

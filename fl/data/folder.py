@@ -1,4 +1,4 @@
-"""Data sets that do not fit in memory: a folder of arrays, which are mapped into memory."""
+"""Data sets that do not fit in memory: a folder of memory-mapped arrays."""
 
 import json
 import os
@@ -28,9 +28,10 @@ def write(
     owner: str | None = None,
     task: str = "classification",
 ) -> Dataset:
-    """Write a data set to the folder that `Dataset.from_folder` and `--dataset folder:PATH` read, sample by sample.
+    """Write a data set, sample by sample, to a folder of arrays.
 
-    Only labels and owners are held in memory, so that samples may be more than fit there.
+    `Dataset.from_folder` and `--dataset folder:PATH` read it. Only labels and owners are held in memory, so that
+    samples may be more than fit there.
 
     Args:
         folder: must not be there yet; it is there as soon as all of it is.
@@ -59,14 +60,14 @@ def write(
 
     try:
         if hasattr(train, "column_names") or isinstance(train, dict):
-            found = items.read_huggingface(train, test, image, label, owner, task, room)
+            arrays = items.read_huggingface(train, test, image, label, owner, task, room)
         else:
-            found = items.read_torch(train, test, task, room)
-        settings = {"task": task, "names": list(map(str, found.pop("names")))}
+            arrays = items.read_torch(train, test, task, room)
+        settings = {"task": task, "names": list(map(str, arrays.pop("names")))}
         (part / "settings.json").write_text(json.dumps(settings))
-        for name in found.keys() - {"x", "test_x"}:
-            np.save(part / f"{name}.npy", np.asarray(found[name]))
-        found.clear()
+        for name in arrays.keys() - {"x", "test_x"}:
+            np.save(part / f"{name}.npy", np.asarray(arrays[name]))
+        arrays.clear()
         Dataset.from_folder(part)  # which checks it
     except BaseException:
         shutil.rmtree(part)

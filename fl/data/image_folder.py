@@ -1,4 +1,4 @@
-"""Folders of pictures: `images:FOLDER`, with a folder for each class, or for each site and class."""
+"""Folders of pictures, `images:FOLDER`: one for each class, or site and class."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def load(root: Path, path: str) -> Dataset:
     """Load a folder of pictures, as in `images:scans` or `images:scans?size=64`.
 
     A picture lies in CLASS/, or in SITE/CLASS/ where several sites have their own. Folders train, valid and test may
-    stand above or below those of the sites; without them the last tenth of the pictures of each site and class, by
+    stand above or below the sites' folders; without them the last tenth of the pictures of each site and class, by
     name, is for testing, one at least. Classes go by their names over all sites, in alphabetical order. Files and
     folders whose names begin with a dot are left out; anything else that is no picture is an error.
 
@@ -31,9 +31,9 @@ def load(root: Path, path: str) -> Dataset:
             `?size=N` every picture is resized to N x N pixels; else all need one size.
     """
     name = f"images:{path}"
-    path, given = options_of(name, path, ("size",))
-    size = given.get("size", "0")
-    if not size.isdigit() or (given and not int(size)):
+    path, options = options_of(name, path, ("size",))
+    size = options.get("size", "0")
+    if not size.isdigit() or (options and not int(size)):
         raise FLError(f"--dataset {name}: size is {size!r}, and it is a number of pixels, such as ?size=64")
     folder = file_of(name, path, root, folder=True)
     files = _files(folder)
@@ -65,26 +65,26 @@ def load(root: Path, path: str) -> Dataset:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List all files of a folder, in the order of their paths. FLError for a class that has none."""
+    """List all files of a folder, sorted by path. FLError for a class that has none."""
 
     def fail(error: OSError) -> None:
         raise FLError(f"{error.filename} cannot be read: {reason(error)}", code="file")
 
-    found, empty = [], set()
-    for here, inside, files in os.walk(folder, onerror=fail, followlinks=True):
-        inside[:] = sorted(one for one in inside if not one.startswith("."))
-        shown = [Path(here, one) for one in sorted(files) if not one.startswith(".")]
-        if shown and Path(here) == folder:
+    pictures, empty = [], set()
+    for directory, inside, files in os.walk(folder, onerror=fail, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        shown = [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
+        if shown and Path(directory) == folder:
             raise FLError(f"{shown[0]} is in no folder of a class: {_LAYOUT}", code="data")
         if not shown and not inside:
-            empty.add(Path(here))
-        found += shown
-    if not found:
+            empty.add(Path(directory))
+        pictures += shown
+    if not pictures:
         raise FLError(f"{folder} has no pictures: {_LAYOUT}", code="data")
-    classes = {file.parent.name for file in found}
-    if lost := sorted(one for one in empty if one.name not in classes):  # a site may lack a class
+    classes = {file.parent.name for file in pictures}
+    if lost := sorted(path for path in empty if path.name not in classes):  # a site may lack a class
         raise FLError(f"{lost[0]} has no pictures: leave the folder out", code="data")
-    return found
+    return pictures
 
 
 def _level_of_parts(folder: Path, places: list[tuple[str, ...]]) -> int | None:
@@ -108,17 +108,19 @@ def _pictures(files: list[Path], size: int) -> Tensor:
     for k, file in enumerate(files):
         try:
             with Image.open(file) as image:
-                one: Any = pixels(str(file), image.resize((size, size), Image.Resampling.BILINEAR) if size else image)
+                sized = image.resize((size, size), Image.Resampling.BILINEAR) if size else image
+                picture: Any = pixels(str(file), sized)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             why = "it is no picture" if isinstance(error, Image.UnidentifiedImageError) else reason(error)
             raise FLError(f"{file} cannot be read: {why}; move it out of the folder", code="file") from None
-        one = torch.from_numpy(np.array(one))
+        picture = torch.from_numpy(np.array(picture))
         if k == 0:
-            x = torch.empty(len(files), *one.shape, dtype=torch.uint8)
-        if one.shape != x.shape[1:]:
-            way = "give the size of all, as in ?size=64" if len(one) == len(x[0]) else "save all grey, or all in colour"
-            raise FLError(f"{file} is {form(one)} and {files[0]} is {form(x[0])}: {way}", code="data")
-        x[k] = one
+            x = torch.empty(len(files), *picture.shape, dtype=torch.uint8)
+        if picture.shape != x.shape[1:]:
+            colours_agree = len(picture) == len(x[0])
+            way = "give the size of all, as in ?size=64" if colours_agree else "save all grey, or all in colour"
+            raise FLError(f"{file} is {form(picture)} and {files[0]} is {form(x[0])}: {way}", code="data")
+        x[k] = picture
     return x
 
 

@@ -21,13 +21,14 @@ from fl.data.dataset import Dataset
 from fl.data.loader import Loader, Source
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
-"""The splits of EMNIST, and the labels in their files. Only those of `letters` do not start at 0."""
+"""The splits of EMNIST, and the labels in their files. Only the labels of `letters` do not start at 0."""
 
 
 def digits(root: Path, download: bool) -> Dataset:
-    """Load 1,797 handwritten digits of 8x8 pixels with 17 grey levels; every fifth, stratified by class, is test data.
+    """Load 1,797 handwritten digits of 8x8 pixels with 17 grey levels.
 
-    Source: scikit-learn's `load_digits`, the test part of UCI's "Optical Recognition of Handwritten Digits".
+    Every fifth, stratified by class, is test data. Source: scikit-learn's `load_digits`, the test part of UCI's
+    "Optical Recognition of Handwritten Digits".
 
     Returns:
         x uint8 [1437, 1, 8, 8], test_x [360, 1, 8, 8], 10 classes, top = 16.
@@ -43,12 +44,15 @@ def digits(root: Path, download: bool) -> Dataset:
 
 
 def _split_stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split as scikit-learn's `train_test_split(stratify=labels, random_state=0)` does, in the same order."""
+    """Split as `train_test_split(stratify=labels, random_state=0)`, in that order.
+
+    The function is scikit-learn's.
+    """
     rng = np.random.RandomState(0)
     sizes = np.bincount(labels)
 
     def share_out(have: np.ndarray, total: int) -> np.ndarray:
-        """Round shares of `total` in proportion down, and up where most is missing; chance decides among equals."""
+        """Round shares of `total` down, and up where most is missing, by chance if equal."""
         exact = have / have.sum() * total
         counts = np.floor(exact)
         missing = exact - counts
@@ -71,7 +75,7 @@ def _split_stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.nda
 
 
 def mnist(root: Path, download: bool, title: str = "MNIST") -> Dataset:
-    """Load MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017), by its title.
+    """Load MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017) by title.
 
     Returns:
         x uint8 [60000, 1, 28, 28], test_x [10000, 1, 28, 28], 10 classes.
@@ -84,7 +88,7 @@ def mnist(root: Path, download: bool, title: str = "MNIST") -> Dataset:
 
 
 def emnist(root: Path, download: bool, split: str) -> Dataset:
-    """Load a split of EMNIST (Cohen et al. 2017): handwritten digits and letters, uint8 [N, 1, 28, 28].
+    """Load a split of EMNIST (Cohen et al. 2017): digits and letters, [N, 1, 28, 28].
 
     NIST's files hold each image transposed; here images stand upright. Labels start at 0 in every split.
 
@@ -137,7 +141,7 @@ def cifar(root: Path, download: bool, classes: int, coarse: bool = False) -> Dat
 
 
 def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):
-    """Load (train, test) by torchvision's class, which downloads only if files are missing.
+    """Load (train, test) by torchvision's class, which downloads missing files.
 
     If files are damaged, `probe`, which raises an exception for a damaged file, finds the one to name.
     """
@@ -163,7 +167,7 @@ def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
 
 
 def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool) -> Dataset:
-    """Load the data set of a class like MNIST, whose files are images and labels, of both parts."""
+    """Load a data set of a class like MNIST, with files of images and of labels."""
     train, test = parts = _parts(cls, source, download, _read_idx)
     for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):
         if part.data.shape[1:] != (28, 28):

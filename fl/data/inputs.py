@@ -1,4 +1,4 @@
-"""Inputs of a model: one tensor, or several by name, and whatever has to know which of the two it is."""
+"""Inputs of a model: one tensor, or several by name, and functions for both."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ Inputs: TypeAlias = Any
 
 
 def map_inputs(function: Callable[..., Any], inputs: Inputs, *others: Inputs) -> Inputs:
-    """Apply a function to every tensor of inputs, with those of the same name in others.
+    """Apply a function to every tensor of inputs, with the same tensors in others.
 
     >>> import torch
     >>> map_inputs(torch.add, {"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(1)})
@@ -40,12 +40,12 @@ def named_leaves(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
-    """Pad sequences of unequal length to the longest, and say where they end: {"x": [N, T, ...], "mask": [N, T]}.
+    """Pad sequences of unequal length to the longest, and say where they end.
 
-    The mask is True for what was there. As samples of `fl.Dataset.from_arrays` a model gets both by keyword,
-    `model(x=..., mask=...)`. Sets are sequences whose order says nothing. Other axes are padded alike: of graphs, pad
-    the nodes [n, F] and the adjacency matrices [n, n], whose "x" is [N, n, n]. Pad training and test data together, so
-    that both have one shape.
+    Returns {"x": [N, T, ...], "mask": [N, T]}. The mask is True for what was there. As samples of
+    `fl.Dataset.from_arrays` a model gets both by keyword, `model(x=..., mask=...)`. Sets are sequences whose order says
+    nothing. Other axes are padded alike: of graphs, pad the nodes [n, F] and the adjacency matrices [n, n], whose "x"
+    is [N, n, n]. Pad training and test data together, so that both have one shape.
 
     Args:
         sequences: arrays of as many axes each, [T, ...]; T is at least 1.
@@ -59,35 +59,36 @@ def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
            [4, 0, 0]]), 'mask': array([[ True,  True,  True],
            [ True, False, False]])}
     """
-    arrays = [np.asarray(one) for one in sequences]
+    arrays = [np.asarray(array) for array in sequences]
     if not arrays:
         raise FLError("there are no sequences to pad: give one or more", code="data")
-    for k, one in enumerate(arrays):
-        if one.ndim != arrays[0].ndim or not one.ndim:
-            raise FLError(f"sequence {k} has the shape {list(one.shape)}, and sequence 0 {list(arrays[0].shape)}: give "
-                          "all as many axes, one or more", code="data")  # fmt: skip
-        if not one.size or one.dtype.kind not in "buif":
+    for k, array in enumerate(arrays):
+        if array.ndim != arrays[0].ndim or not array.ndim:
+            raise FLError(f"sequence {k} has the shape {list(array.shape)}, and sequence 0 {list(arrays[0].shape)}: "
+                          "give all as many axes, one or more", code="data")  # fmt: skip
+        if not array.size or array.dtype.kind not in "buif":
             raise FLError(
-                f"sequence {k} is {one.dtype} {list(one.shape)}: give numbers, and leave empty ones out", code="data"
+                f"sequence {k} is {array.dtype} {list(array.shape)}: give numbers, and leave empty ones out",
+                code="data",
             )
-    shape = np.max([one.shape for one in arrays], axis=0)
+    shape = np.max([array.shape for array in arrays], axis=0)
     for axis in range(1, len(shape)):
-        if any(one.shape[axis] != shape[axis] for one in arrays):
-            for k, one in enumerate(arrays):  # a sequence with a feature missing is no graph
-                if one.shape[axis] != len(one):
+        if any(array.shape[axis] != shape[axis] for array in arrays):
+            for k, array in enumerate(arrays):  # a sequence with a feature missing is no graph
+                if array.shape[axis] != len(array):
                     raise FLError(
-                        f"sequence {k} has the shape {list(one.shape)}, and others end elsewhere on axis {axis}: give "
-                        "all as many features, or [n, n], such as adjacency matrices",
+                        f"sequence {k} has the shape {list(array.shape)}, and others end elsewhere on axis {axis}: "
+                        "give all as many features, or [n, n], such as adjacency matrices",
                         code="data",
                     )
-    x = np.full((len(arrays), *shape), value, np.result_type(*{one.dtype for one in arrays}))
-    for place, one in zip(x, arrays):
-        place[tuple(map(slice, one.shape))] = one
-    return {"x": x, "mask": np.arange(shape[0]) < np.array([[len(one)] for one in arrays])}
+    x = np.full((len(arrays), *shape), value, np.result_type(*{array.dtype for array in arrays}))
+    for place, array in zip(x, arrays):
+        place[tuple(map(slice, array.shape))] = array
+    return {"x": x, "mask": np.arange(shape[0]) < np.array([[len(array)] for array in arrays])}
 
 
 def split_inputs(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    """Yield views of so many samples at a time, as `Tensor.split` gives them.
+    """Yield views of a number of samples at a time, as `Tensor.split` gives them.
 
     >>> import torch
     >>> [map_inputs(len, some) for some in split_inputs({"a": torch.zeros(3, 2)}, 2)]
@@ -106,5 +107,5 @@ def write_shape(shape: Any) -> str:
     ('3x8x8', 'a number', 'image 1x8x8 and table 5')
     """
     if isinstance(shape, dict):
-        return " and ".join(f"{name} {write_shape(one)}" for name, one in shape.items())
+        return " and ".join(f"{name} {write_shape(part)}" for name, part in shape.items())
     return "x".join(map(str, shape)) or "a number"

@@ -1,4 +1,4 @@
-"""Data sets that give one sample at a time: of torch, torchvision and Hugging Face. They become arrays."""
+"""Data sets that give single samples, of torch, torchvision or Hugging Face."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,10 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
-    """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
+    """Read two data sets of (sample, label) into x, y, test_x and test_y.
+
+    See `Dataset.from_torch`.
+    """
     numbered, more = _numberings("train", train), _numberings("test", test)
     names: list[str] = []
     if task == "classification":
@@ -37,8 +40,11 @@ def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dic
 def read_huggingface(
     train: Any, test: Any, image: str, label: str, owner: str | None, task: str, room: Room = _in_memory
 ) -> dict[str, Any]:
-    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
-    found: dict[str, Any] = {}
+    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners.
+
+    See `Dataset.from_huggingface`.
+    """
+    arrays: dict[str, Any] = {}
     if test is None and isinstance(train, dict) and {"train", "test"} <= train.keys():
         train, test = train["train"], train["test"]
     for name, part in (("train", train), ("test", test)):
@@ -47,11 +53,11 @@ def read_huggingface(
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}", code="name")
         only = part.select_columns([image, label])  # others need not be decoded
-        found |= _stack(name, only, task, room, keys=(image, label))
-        given = found["y" if name == "train" else "test_y"]
-        if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
+        arrays |= _stack(name, only, task, room, keys=(image, label))
+        labels = arrays["y" if name == "train" else "test_y"]
+        if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(labels) < 0).sum())):
             raise FLError(
-                f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels "
+                f"{missing:,} of {len(labels):,} samples of {name} have no {label} (-1), as in test sets whose labels "
                 f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)",
                 code="data",
             )
@@ -59,14 +65,14 @@ def read_huggingface(
             values, names = part[owner][:], _feature_names(part, owner)
             if names is not None:  # -1 and None stand for a missing one
                 values = [None if k is None or k < 0 else names[k] for k in values]
-            found["owners" if name == "train" else "test_owners"] = np.asarray(values)
+            arrays["owners" if name == "train" else "test_owners"] = np.asarray(values)
     numbered = []
     for name, part in (("train", train), ("test", test)):
         names = _feature_names(part, label)
-        numbered.append(names and _Numbering(name, {one: k for k, one in enumerate(names)}, chosen=False))
+        numbered.append(names and _Numbering(name, {class_name: k for k, class_name in enumerate(names)}, chosen=False))
     if task == "classification":
         _check_classes(numbered, _REALIGN.format(label=label))
-    return {"names": _class_names(numbered) if numbered[0] and task == "classification" else (), **found}
+    return {"names": _class_names(numbered) if numbered[0] and task == "classification" else (), **arrays}
 
 
 def _feature_names(part: Any, column: str) -> list[str] | None:
@@ -74,7 +80,10 @@ def _feature_names(part: Any, column: str) -> list[str] | None:
 
 
 def _check_split(name: str, part: Any) -> None:
-    """Raise FLError for what is no `datasets.Dataset`, such as all splits of one, one that is streamed, or a name."""
+    """Raise FLError for what is no `datasets.Dataset`.
+
+    That is, all splits of one, one that is streamed, or a name.
+    """
     if isinstance(part, dict):
         splits = list(map(str, part))
         if not splits:
@@ -121,64 +130,67 @@ _REALIGN = (
 
 
 def _numberings(name: str, part: Any) -> list[_Numbering | None]:
-    """List how each data set numbers classes that is within one: None for those that do not say.
+    """List how each data set within one numbers classes; None where it does not say.
 
-    It looks into a `Subset`, such as those of `random_split`, and a `ConcatDataset`.
+    It looks into a `Subset`, such as `random_split` makes, and a `ConcatDataset`.
     """
     if isinstance(part, torch.utils.data.Subset):
         return _numberings(name, part.dataset)
     if isinstance(part, torch.utils.data.ConcatDataset):
-        return [one for each in part.datasets for one in _numberings(name, each)]
+        return [numbering for inner in part.datasets for numbering in _numberings(name, inner)]
     numbers, transform = getattr(part, "class_to_idx", None), getattr(part, "target_transform", None)
     where = f"{name} ({part.root})" if hasattr(part, "root") else name
     if not isinstance(numbers, dict):
         return [None]
     if transform is None:
         return [_Numbering(where, numbers, chosen=False)]
-    try:  # the user's own code, of which the labels show whether they are numbers
-        return [_Numbering(where, {one: int(transform(k)) for one, k in numbers.items()}, chosen=True)]
+    try:  # the user's own code; the labels show whether it gives numbers
+        return [_Numbering(where, {label: int(transform(k)) for label, k in numbers.items()}, chosen=True)]
     except Exception:
         return [None]
 
 
 def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
-    """Raise FLError if data sets give a class several numbers, or a number to different classes.
+    """Raise FLError if data sets disagree on the numbers of classes.
 
     Args:
         way: how all can have the same numbers.
     """
     by_name: dict[str, tuple[str, int]] = {}
     by_number: dict[int, tuple[str, set[str]]] = {}
-    for one in filter(None, every):
+    for numbering in filter(None, every):
         names: dict[int, set[str]] = {}
-        for name, number in one.numbers.items():
+        for name, number in numbering.numbers.items():
             names.setdefault(number, set()).add(name)
-            where, before = by_name.setdefault(name, (one.where, number))
+            where, before = by_name.setdefault(name, (numbering.where, number))
             if before != number:
                 raise FLError(
-                    f"the class {name!r} is {number} in {one.where} and {before} in {where}, so a label would mean two "
-                    f"things: {way}",
+                    f"the class {name!r} is {number} in {numbering.where} and {before} in {where}, so a label would "
+                    f"mean two things: {way}",
                     code="data",
                 )
-        for number, own in {} if one.chosen else names.items():
-            where, others = by_number.setdefault(number, (one.where, set(own)))
-            if not own & others:
+        for number, labels in {} if numbering.chosen else names.items():
+            where, others = by_number.setdefault(number, (numbering.where, set(labels)))
+            if not labels & others:
                 raise FLError(
-                    f"the class {number} is {min(own)!r} in {one.where} and {min(others)!r} in {where}, so a label "
-                    f"would mean two things: {way}",
+                    f"the class {number} is {min(labels)!r} in {numbering.where} and {min(others)!r} in {where}, so a "
+                    f"label would mean two things: {way}",
                     code="data",
                 )
-            others |= own
+            others |= labels
 
 
 def _class_names(every: Sequence[_Numbering | None]) -> list[str]:
-    """List the names of classes in the order of their numbers; none if a number has no name, or stands for several."""
-    known = [one for one in every if one]
+    """List the names of classes by their numbers.
+
+    None are listed if a number has no name, or stands for several.
+    """
+    known = [numbering for numbering in every if numbering]
     names: dict[int, list[str]] = {}
-    for one in known:
-        for name, number in one.numbers.items():
+    for numbering in known:
+        for name, number in numbering.numbers.items():
             names.setdefault(number, []).append(name)
-    merged = any(one.chosen for one in known) and any(len(set(some)) > 1 for some in names.values())
+    merged = any(numbering.chosen for numbering in known) and any(len(set(some)) > 1 for some in names.values())
     return [] if merged or sorted(names) != [*range(len(names))] else [names[number][0] for number in range(len(names))]
 
 
@@ -204,16 +216,16 @@ def _stack(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | 
             raise FLError(
                 f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each", code="data"
             )
-        one = tensor(where, pixels(where, pair[0]))
+        sample = tensor(where, pixels(where, pair[0]))
         if k == 0:
-            x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
-        if (one.shape, one.dtype) != (first.shape, first.dtype):
+            x, first = room("x" if name == "train" else "test_x", (len(part), *sample.shape), sample.dtype), sample
+        if (sample.shape, sample.dtype) != (first.shape, first.dtype):
             raise FLError(
-                f"{where} is {form(one)} and {name}[0] is {form(first)}: all samples need one size and one type; give "
-                "the data set a transform, such as torchvision.transforms.Resize((64, 64))",
+                f"{where} is {form(sample)} and {name}[0] is {form(first)}: all samples need one size and one type; "
+                "give the data set a transform, such as torchvision.transforms.Resize((64, 64))",
                 code="data",
             )
-        x[k] = one
+        x[k] = sample
         label = f"the label of {where}"
         if task == "classification":
             y.append(_label(where, pair[1]))

@@ -1,4 +1,4 @@
-"""Parts of a data set's own file: Loader, which says how it is loaded, and Source, which says where its files are."""
+"""Parts of a data set's own file: Loader, how to load it; Source, its files."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Loader:
             TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
-        own: whether its files are a user's, who may change them: a run then goes on with the same samples alone.
+        own: whether its files are a user's, who may change them: a run then resumes with the same samples only.
     """
 
     load: Callable[..., Dataset]
@@ -38,26 +38,32 @@ class Loader:
 
 
 def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """Split a path from what a name says behind a question mark, as in `csv:notes.csv?target=ill&owner=hospital`."""
+    """Split a path from the options after a question mark.
+
+    The name is such as `csv:notes.csv?target=ill&owner=hospital`.
+    """
     path, _, words = path.partition("?")
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for word in words.split("&") if words else ():
         key, equals, value = word.partition("=")
-        if key not in known or not equals or not value or key in found:
+        if key not in known or not equals or not value or key in options:
             raise FLError(
                 f"--dataset {name}: behind the question mark is {word!r}; give {'=..., '.join(known)}=...", code="name"
             )
-        found[key] = value
-    return path, found
+        options[key] = value
+    return path, options
 
 
 def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
-    """Find a file, or a folder, by its path: absolute, or relative to the working directory, or else to root."""
-    given = Path(path).expanduser()
-    for place in (given, root / given):
+    """Find a file or a folder by its path.
+
+    It is absolute, or relative to the working directory, or else to root.
+    """
+    expanded = Path(path).expanduser()
+    for place in (expanded, root / expanded):
         if place.is_dir() if folder else place.is_file():
             return place
-    also = "" if given.is_absolute() else f", nor in {root}"
+    also = "" if expanded.is_absolute() else f", nor in {root}"
     raise FLError(f"--dataset {name}: there is no {'folder' if folder else 'file'} {path}{also}", code="file")
 
 
@@ -78,7 +84,7 @@ class Source:
     origin: str = ""
 
     def require(self, download: bool = False, fetch: Callable[[], object] | None = None, hint: str = "") -> None:
-        """Raise FLError unless all files are there, or `fetch` brings those that are missing.
+        """Raise FLError unless all files are there, or `fetch` brings missing ones.
 
         Args:
             download: whether `fetch` may be called.
@@ -99,15 +105,15 @@ class Source:
                 failure, cause = f"; download failed ({why})", error
         raise self.error(f"missing {_some(missing)}{failure}{hint}", all_missing=missing == [*self.files]) from cause
 
-    def error(self, what: str, all_missing: bool = False) -> FLError:
-        """Make the exception that says what is wrong, in which folder, and which files are expected there.
+    def error(self, problem: str, all_missing: bool = False) -> FLError:
+        """Make the exception that says what is wrong where, and which files are expected.
 
         Args:
-            all_missing: whether `what` has named these files.
+            all_missing: whether `problem` has named these files.
         """
         files = "" if all_missing else f"Expected there: {', '.join(self.files)}. "
         return FLError(
-            f"{self.title} cannot be read from {self.root}: {what}. {files}"
+            f"{self.title} cannot be read from {self.root}: {problem}. {files}"
             "Name the folder that holds them with --data-root or FL_DATA_ROOT" + (self.origin and f". {self.origin}"),
             code="file",
         )
@@ -122,14 +128,14 @@ class Source:
         return self.error(f"files are damaged ({file}: {reason(why)})")
 
     def check_labels(self, labels: Tensor, valid: range, images: int, file: str | Path) -> None:
-        """Raise FLError unless `file`, from which labels were read, has one valid label for each image."""
+        """Raise FLError unless labels, read from `file`, are valid, one for each image."""
         if len(labels) != images:
             raise self.damage_error(file, f"{len(labels)} labels for {images} images")
         if images == 0:
             raise self.damage_error(file, "no samples")
         if labels.min() < valid.start or labels.max() >= valid.stop:
-            found = f"{labels.min()} to {labels.max()}"
-            raise self.damage_error(file, f"labels from {found} where {valid.start} to {valid.stop - 1} are valid")
+            actual = f"{labels.min()} to {labels.max()}"
+            raise self.damage_error(file, f"labels from {actual} where {valid.start} to {valid.stop - 1} are valid")
 
 
 def _some(files: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Tensors that lie in memory-mapped files: they are read a piece at a time, and their pages are let go of."""
+"""Tensors in memory-mapped files, read a piece at a time and then released."""
 
 import mmap
 import warnings
@@ -26,7 +26,7 @@ def is_mapped(values: Tensor) -> bool:
 
 
 def release(values: Tensor) -> None:
-    """Let go of the pages of a memory-mapped tensor that were read; they are read again when they are needed.
+    """Release the pages of a memory-mapped tensor; they are read again when needed.
 
     Otherwise a process seems to take as much memory as it has ever read of the file.
     """
@@ -35,7 +35,7 @@ def release(values: Tensor) -> None:
 
 
 def pieces(values: Tensor) -> Iterator[Tensor]:
-    """Yield views of a tensor, one after another; of a memory-mapped one with not more than about 64 MB each."""
+    """Yield views of a tensor, one after another; memory-mapped, of about 64 MB each."""
     if not is_mapped(values):
         yield values
         return
@@ -45,17 +45,19 @@ def pieces(values: Tensor) -> Iterator[Tensor]:
 
 
 def rows(values: Tensor, index: Tensor) -> Tensor:
-    """Return the rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
+    """Return the rows of an index [n, ...], in new memory.
+
+    It is `values[index]`, for a memory-mapped tensor a few rows at a time.
 
     A system maps more of a file than is read: up to some megabytes for every row that lies apart from others.
     """
     if not is_mapped(values):
         return values[index]
-    found = []
+    parts = []
     for some in index.split(_ROWS):
-        found.append(values[some])
+        parts.append(values[some])
         release(values)
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def value_range(values: Tensor) -> tuple[float, float]:
@@ -65,14 +67,17 @@ def value_range(values: Tensor) -> tuple[float, float]:
 
 
 def from_array(array: np.ndarray) -> Tensor:
-    """Return an array as a tensor: a memory-mapped one in the same memory, another one that is read only copied."""
+    """Return an array as a tensor: a memory-mapped one in the same memory.
+
+    Another one that is read only is copied.
+    """
     if (mapped := _mapping_of(array)) is None:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one that is read only: nothing is written to what a user gives
-        found = torch.from_numpy(array)
-    _MAPS[found.untyped_storage().data_ptr()] = mapped
-    return found
+        tensor = torch.from_numpy(array)
+    _MAPS[tensor.untyped_storage().data_ptr()] = mapped
+    return tensor
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:

@@ -1,4 +1,4 @@
-"""Divide the samples of a table or a folder into those for training, validation and testing."""
+"""Divide the samples of a table or folder into training, validation and test."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,8 +25,8 @@ def assign_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, r
     if words is None:
         parts = np.zeros(len(groups), int)
         for group in np.unique(groups):
-            own = np.flatnonzero(groups == group)
-            parts[own[len(own) - (-(-len(own) // 10) if len(own) > 1 else 0) :]] = 2
+            indices = np.flatnonzero(groups == group)
+            parts[indices[len(indices) - (-(-len(indices) // 10) if len(indices) > 1 else 0) :]] = 2
     else:
         small = [str(word).strip().lower() for word in words]
         if strange := [k for k, word in enumerate(small) if word not in PARTS]:
@@ -34,17 +34,17 @@ def assign_parts(words: Sequence[str] | np.ndarray | None, groups: np.ndarray, r
                 f"{row(strange[0])} is for {str(words[strange[0]])!r}: it is for train, valid or test", code="data"
             )
         parts = np.array([PARTS[word] for word in small])
-    for part, what in ((0, "train"), (2, "test")):
+    for part, purpose in ((0, "train"), (2, "test")):
         if not (parts == part).any():
             raise FLError(
-                f"no sample is for {what}: say so of some" if words is not None else f"too few to {what} on",
+                f"no sample is for {purpose}: say so of some" if words is not None else f"too few to {purpose} on",
                 code="data",
             )
     return parts
 
 
 def check_classes(classes: np.ndarray, parts: np.ndarray, row: Callable[[int], str]) -> None:
-    """Raise FLError for a class, by its name, that is in the test part and not among the training samples."""
+    """Raise FLError for a class that is in the test part, but not in training."""
     if only := {*classes[parts == 2].tolist()} - {*classes[parts == 0].tolist()}:
         k = int(np.flatnonzero((classes == min(only)) & (parts == 2))[0])
         raise FLError(

@@ -39,7 +39,7 @@ def columns_of(frame: Any) -> Table:
     def row(k: int) -> str:
         return f"row {frame.index[k]!r}" if isinstance(frame.index[k], str) else f"row {frame.index[k]}"
 
-    found = {}
+    columns = {}
     for k, name in enumerate(names):
         column = frame.iloc[:, k]
         if (missing := np.flatnonzero(column.isna().to_numpy())).size:
@@ -49,8 +49,8 @@ def columns_of(frame: Any) -> Table:
             values = values.astype(str)
         elif values.dtype.kind not in "biuf":
             values = _of_objects(list(values), name, row)
-        found[name] = values
-    return Table(found, row)
+        columns[name] = values
+    return Table(columns, row)
 
 
 def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> np.ndarray:
@@ -94,13 +94,13 @@ def arrays_of(
     categorical: str,
     task: str,
 ) -> dict[str, Any]:
-    """Return the arguments of `Dataset.from_arrays`; for the parameters see `Dataset.from_pandas`."""
+    """Return the arguments of `Dataset.from_arrays`, from arguments of `from_pandas`."""
     choice("categorical", [categorical], CATEGORICAL)
     choice("task", [task], ("classification", "regression"))
     columns, row = table
-    for what, name in (("target", target), ("owner", owner), ("split", split)):
+    for role, name in (("target", target), ("owner", owner), ("split", split)):
         if name is not None and str(name) not in columns:
-            raise FLError(f"there is no column {str(name)!r} for {what}: there are {', '.join(columns)}", code="name")
+            raise FLError(f"there is no column {str(name)!r} for {role}: there are {', '.join(columns)}", code="name")
     special = [str(name) for name in (target, owner, split) if name is not None]
     if len(set(special)) < len(special):
         raise FLError(f"target, owner and split are {', '.join(special)}: give each a column of its own")
@@ -121,15 +121,15 @@ def arrays_of(
         check_classes(y, parts, row)
     shared, test = parts != 2, parts == 2
     valid = parts[shared] == 1 if (parts == 1).any() else None
-    found = {"x": x[shared], "y": y[shared], "test_x": x[test], "test_y": y[test], "valid": valid, "task": task}
+    arrays = {"x": x[shared], "y": y[shared], "test_x": x[test], "test_y": y[test], "valid": valid, "task": task}
     if owners is not None:
-        found |= {"owners": owners[shared], "test_owners": owners[test]}
-    return found if task == "classification" else {**found, "names": (str(target),)}
+        arrays |= {"owners": owners[shared], "test_owners": owners[test]}
+    return arrays if task == "classification" else {**arrays, "names": (str(target),)}
 
 
 def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable[[int], str]) -> np.ndarray:
-    """Return the features, float32 [N, F]: first the columns of numbers, then the one-hot columns of names."""
-    numbers, made = [], []
+    """Return the features, float32 [N, F]: numbers first, then one-hot columns."""
+    numbers, encoded = [], []
     for name, values in columns.items():
         if values.dtype.kind in "biuf":
             with np.errstate(over="ignore"):
@@ -147,10 +147,10 @@ def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable
                 code="data",
             )
         else:
-            made += [(values == one).astype(np.float32) for one in np.unique(values)]
-    if not numbers and not made:
+            encoded += [(values == category).astype(np.float32) for category in np.unique(values)]
+    if not numbers and not encoded:
         raise FLError("the table has no columns to learn from beside those of target, owner and split", code="data")
-    return np.stack([*numbers, *made], axis=1)
+    return np.stack([*numbers, *encoded], axis=1)
 
 
 def _as_owners(name: str, values: np.ndarray, row: Callable[[int], str]) -> np.ndarray:

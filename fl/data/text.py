@@ -1,5 +1,5 @@
 """Texts by name (Python's documentation topics, WikiText-2, Shakespeare's speakers, any file of plain text), their
-tokens (words of a vocabulary, bytes, or those of a model's tokenizer), and documents as a Dataset of sequences of them.
+tokens (words of a vocabulary, bytes, or a model's tokenizer's), and documents as a Dataset of sequences of them.
 
 Words joined by spaces split into the same words again. The end of a line is a word of its own, as in WikiText's
 published counts.
@@ -47,7 +47,7 @@ class TextOptions:
     """Text."""
 
     tokens: Annotated[str, Flag(str, "{word,byte,tokenizer:FOLDER}")] = "word"
-    """what a token is: word, byte, or that of a tokenizer of transformers, which a folder holds"""
+    """what a token is: word, byte, or a token of a tokenizer of transformers, which a folder holds"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
     """word: number of the most frequent words that are kept; all others become <unk>, as do words that occur only once
     in the training part; 0: no limit"""
@@ -65,19 +65,19 @@ class TextOptions:
 
 
 class Pieces(tuple[str, ...]):
-    """The tokens of a tokenizer of transformers by their numbers, which knows how they are joined."""
+    """The tokens of a tokenizer of transformers by number; it knows how to join them."""
 
     tokenizer: Any
 
     @classmethod
     def of(cls, tokens: str) -> "Pieces":
-        """Read those of tokenizer:FOLDER."""
+        """Read the tokens of tokenizer:FOLDER."""
         path = Path(tokens.partition(":")[2]).expanduser()
         with transformers(f"--text.tokens {tokens}", path) as library:
             tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
-            made = cls(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-        made.tokenizer = tokenizer
-        return made
+            pieces = cls(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        pieces.tokenizer = tokenizer
+        return pieces
 
     def encode(self, text: str) -> np.ndarray:
         """Convert a text to tokens, int32 [n]: none for its beginning or end is added."""
@@ -94,11 +94,11 @@ def dataset(
     spaced: bool = False,
     owner_names: Iterable[str] = (),
 ) -> Dataset:
-    """Make a data set of documents: sequences of tokens, whose labels are the tokens that come next.
+    """Make a data set of documents: sequences of tokens, and the tokens after each.
 
     A document is cut into consecutive sequences of T tokens. What is left at its end, up to T tokens, is too short for
     another sequence and is dropped. (A document that is too short has no sequence, and its number does not occur in
-    `owners`.) The test documents are cut as one stream, since nobody owns them, so that short ones count as well.
+    `owners`.) The test documents are cut as one stream, since no client owns them, so that short ones count as well.
     Which tokens are for testing does not depend on T.
 
     Args:
@@ -156,7 +156,7 @@ def check_without_template(name: str, options: TextOptions) -> None:
 
 
 def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str], Any], tuple[str, ...]]:
-    """Return what splits a text into words or converts it to tokens, and the tokens that are known already."""
+    """Return what converts a text to words or tokens, and the tokens known already."""
     if ":" in options.tokens:
         pieces = Pieces.of(options.tokens)
         return pieces.encode, pieces
@@ -166,10 +166,10 @@ def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str]
 def number_tokens(
     train: list[Any], held: list[Any], options: TextOptions, known: tuple[str, ...], spaced: bool = False
 ) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
-    """Convert split texts to tokens: words by the vocabulary of the training part, which comes third."""
+    """Convert split texts to tokens: words by the training part's vocabulary."""
     if options.tokens != "word":
         return train, held, known
-    # Without rare words in training, nobody would learn about <unk>, which occurs in the test part.
+    # Without rare words in training, no model would learn about <unk>, which occurs in the test part.
     vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
     numbers = {word: number for number, word in enumerate(vocabulary)}
     train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
@@ -177,7 +177,7 @@ def number_tokens(
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
-    """Cut a stream of tokens into sequences x, int32 [n, length], and the tokens after each, y, int64.
+    """Cut tokens into sequences x, int32 [n, length], and the tokens after each, y.
 
     >>> windows(np.arange(8), 3)
     (tensor([[0, 1, 2],
@@ -205,7 +205,7 @@ def words(text: str, spaced: bool = False) -> list[str]:
 
 
 def vocabulary_of(documents: Iterable[Sequence[str]], limit: int = 0, least: int = 1) -> tuple[str, ...]:
-    """List `<unk>` and the most frequent words of the documents; ties are in alphabetical order.
+    """List `<unk>` and the most frequent words, alphabetically where equally frequent.
 
     Args:
         limit: how many words at most, `<unk>` included; 0 for all.
@@ -228,7 +228,9 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """Convert tokens [n] to text: words joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
+    """Convert tokens [n] to text.
+
+    Words are joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')
@@ -242,11 +244,12 @@ def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> st
 
 
 def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """Load the topics of Python's own documentation (`help("if")`). Each topic is an owner; a tenth is for testing.
+    """Load the topics of Python's own documentation (`help("if")`).
 
-    Source: `pydoc_data.topics` of the Python that runs; the text differs a little from version to version. Long topics
-    repeat short ones (a fifth of all text is repetition). Every paragraph is therefore kept once, in the shortest topic
-    that has it, so that nothing is in the training part of one topic and in the test part of another.
+    Each topic is an owner; a tenth is for testing. Source: `pydoc_data.topics` of the Python that runs; the text
+    differs a little from version to version. Long topics repeat short ones (a fifth of all text is repetition). Every
+    paragraph is therefore kept once, in the shortest topic that has it, so that nothing is in the training part of one
+    topic and in the test part of another.
 
     >>> topics = pydoc(Path(), False)
     >>> topics.x.shape[1], topics.vocabulary[0], "statement" in topics.vocabulary, len(topics.owners.unique()) > 40
@@ -255,16 +258,17 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
     del root, download
     from pydoc_data.topics import topics
 
-    kept = _drop_repeated(topics)
-    return dataset("pydoc", list(kept.values()), options, owner_names=kept)
+    texts = _drop_repeated(topics)
+    return dataset("pydoc", list(texts.values()), options, owner_names=texts)
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
-    """Load WikiText-2 (Merity et al. 2016): good and featured articles of Wikipedia, each an owner; it has a test part.
+    """Load WikiText-2 (Merity et al. 2016), which has a test part.
 
-    The files are tokenised already, with <unk> for rare words; `--text.vocabulary 0` keeps the 33,278 words that are
-    left. They are in root/wikitext-2, under their published names (wiki.train.tokens, ...) or those of the download
-    from PyTorch's examples: train.txt, valid.txt and test.txt.
+    It has good and featured articles of Wikipedia, each an owner. The files are tokenised already, with <unk> for rare
+    words; `--text.vocabulary 0` keeps the 33,278 words that are left. They are in root/wikitext-2, under their
+    published names (wiki.train.tokens, ...) or as in the download from PyTorch's examples: train.txt, valid.txt and
+    test.txt.
 
     Args:
         training: the part to train on; `valid` is for small experiments (`--dataset wikitext-2-valid`).
@@ -295,10 +299,10 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
-    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare). Each speaker is an owner; a tenth is for testing.
+    """Load 40,000 lines of Shakespeare (Karpathy's tiny Shakespeare).
 
-    All that a speaker says is one document, in the file's order, without the name above every speech. It is read from
-    root/tinyshakespeare/input.txt.
+    Each speaker is an owner; a tenth is for testing. All that a speaker says is one document, in the file's order,
+    without the name above every speech. It is read from root/tinyshakespeare/input.txt.
     """
     file = "tinyshakespeare/input.txt"
     source = Source("Shakespeare", root, (file,))
@@ -310,11 +314,11 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
             raise source.damage_error(file, f"{name[:40]!r} where a speaker's name and a colon should be")
         speeches.setdefault(name, []).append(speech + "\n")
     names = [name.removesuffix(":") for name in speeches]
-    return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options, owner_names=names)
+    return dataset("shakespeare", ["\n".join(lines) for lines in speeches.values()], options, owner_names=names)
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:
-    """Load a file of text in UTF-8 as one document without owners; its last tenth is for testing.
+    """Load a text file in UTF-8 as one document; its last tenth is for testing.
 
     Args:
         path: of the file; absolute, or relative to the working directory or, if it is not there, to root.
@@ -328,18 +332,18 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
 
 
 def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
-    """Keep every paragraph in the shortest of its texts only. How lines are broken does not matter."""
+    """Keep every paragraph only in its shortest text, however its lines are broken."""
     seen: set[str] = set()
-    kept = {}
+    texts = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
         paragraphs = {" ".join(text.split()): text for text in re.split(r"\n\s*\n", topics[name])}
-        kept[name] = "\n\n".join(text for key, text in paragraphs.items() if key not in seen)
+        texts[name] = "\n\n".join(text for key, text in paragraphs.items() if key not in seen)
         seen |= paragraphs.keys()
-    return {name: kept[name] for name in sorted(kept)}
+    return {name: texts[name] for name in sorted(texts)}
 
 
 def _articles(text: str) -> list[str]:
-    """Split WikiText into its articles. Each begins with its title, ` = Title = ` between blank lines."""
+    """Split WikiText into articles, which begin with ` = Title = ` in blank lines."""
     lines = text.splitlines(keepends=True)
     blank = [not line.strip() for line in lines]
     starts = [
@@ -359,7 +363,10 @@ def _read(source: Source, file: str | Path) -> str:
 
 
 def _fetch(address: str, root: Path, file: str) -> None:
-    """Download a file into root, whole or not at all. Raises OSError or ValueError if that fails."""
+    """Download a file into root, whole or not at all.
+
+    Raises OSError or ValueError if that fails.
+    """
     path = root / file
     with urlopen(address + path.name, timeout=60) as answer:
         content = answer.read()

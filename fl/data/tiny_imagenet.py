@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels, read from the folder that its archive unpacks to."""
+"""Tiny-ImageNet: 200 classes of ImageNet, 64x64 pixels, in its unpacked folder."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ FILES = ("wnids.txt", "train/*/images/*.JPEG", "val/images/*.JPEG", "val/val_ann
 
 
 def load(root: Path, download: bool) -> Dataset:
-    """Load Tiny-ImageNet; its val part is the test set, since its own test part has no labels.
+    """Load Tiny-ImageNet; val is the test set, since its test part has no labels.
 
     Source: cs231n.stanford.edu/tiny-imagenet-200.zip (248 MB), unpacked into root/tiny-imagenet-200.
 
@@ -52,7 +52,7 @@ def _lines(source: Source, file: Path) -> list[str]:
 
 
 def _class_files(source: Source, folder: Path) -> list[Path]:
-    """List the training images of a class, checked against its list of boxes if that is there."""
+    """List a class's training images, checked against its list of boxes, if any."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
         raise source.damage_error(folder / "images", "no images")

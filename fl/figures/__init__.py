@@ -1,1 +1,1 @@
-"""Everything that draws: the only room that imports matplotlib."""
+"""Everything that draws: the only package that imports matplotlib."""

@@ -22,7 +22,7 @@ CLUSTERS = [
     "#4b3c78", "#8778ff", "#5a00b4", "#964b1e", "#a5d2ff", "#785a78", "#a5ffa5", "#96b487", "#d20fc3", "#f0c378",
     "#a5f0e1", "#ff78d2", "#695af0", "#5a785a", "#783c5a",
 ]  # fmt: skip
-"""Colours of clusters: first those of Okabe and Ito; each of the others differs much from all before it, to
+"""Colours of clusters: first Okabe and Ito's; each of the others differs much from all before it, to
 colour-blind eyes too, and is bright enough for black lines to be seen on it."""
 MOST = 12
 """The most runs in one figure."""
@@ -38,54 +38,55 @@ _MODELS = {"global": "one for all", "personal": "one each"}
 
 
 def structure_maps(structures: Sequence[Structure]) -> Figure:
-    """Draw the truth of each run beside the models it found: a column is a level, a row a client, a colour a model.
+    """Draw the truth of each run beside the models it found.
 
-    Below a level is the share of clients with a model if not all kept one, and the largest adjusted Rand index with a
-    level of the truth, and with which if there are several. Raises FLError for too many runs.
+    A column is a level, a row a client, a colour a model. Below a level is the share of clients with a model if not all
+    kept one, and the largest adjusted Rand index with a level of the truth, and with which if there are several. Raises
+    FLError for too many runs.
     """
     if len(structures) > MOST:
         raise FLError(f"{len(structures)} runs are too many for one figure: give at most {MOST}")
     most = max(1.8, min(7.0 if len(structures) == 1 else 3.5, 18 / len(structures)))
-    heights = [1.2 + min(most, max(1.8, 0.07 * one.clients)) for one in structures]
-    widths = [(0.75 * len(one.truth), 0.85 * len(one.levels)) for one in structures]
+    heights = [1.2 + min(most, max(1.8, 0.07 * structure.clients)) for structure in structures]
+    widths = [(0.75 * len(structure.truth), 0.85 * len(structure.levels)) for structure in structures]
     width = max(4.2, 1.1 + max(map(sum, widths)))
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     rows = figure.subfigures(len(structures), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for row, one, ratios in zip(rows, structures, widths):
-        row.suptitle(textwrap.fill(shorten(one.title), int(13 * width)), fontsize=9)
-        truth, found = row.subplots(1, 2, sharey=True, width_ratios=ratios)
-        _draw_truth(truth, one)
-        _draw_found(found, one)
+    for row, structure, ratios in zip(rows, structures, widths):
+        row.suptitle(textwrap.fill(shorten(structure.title), int(13 * width)), fontsize=9)
+        truth, models = row.subplots(1, 2, sharey=True, width_ratios=ratios)
+        _draw_truth(truth, structure)
+        _draw_found(models, structure)
     figure.supxlabel(textwrap.fill(_KEY, int(16 * width)), fontsize=8, color="0.3")
     return figure
 
 
-def _draw_truth(axis: Axes, one: Structure) -> None:
-    numbers = [len(set(level)) for level in one.truth]
-    kinds = [{1: ONE, one.clients: OWN}.get(number) for number in numbers]
+def _draw_truth(axis: Axes, structure: Structure) -> None:
+    numbers = [len(set(level)) for level in structure.truth]
+    kinds = [{1: ONE, structure.clients: OWN}.get(number) for number in numbers]
     _levels(
         axis,
-        one.truth,
+        structure.truth,
         kinds,
         [f"level {level}\n{_number(number, 'cluster')}" for level, number in enumerate(numbers, 1)],
     )
     axis.set_title("truth", fontsize=9)
     axis.yaxis.label.set_size(8)
     axis.tick_params(axis="y", labelsize=7)
-    _label_clients(axis, one.clients, one.names)
+    _label_clients(axis, structure.clients, structure.names)
 
 
-def _number(number: int, what: str) -> str:
+def _number(number: int, noun: str) -> str:
     """Count things.
 
     >>> _number(1, "model"), _number(5, "model")
     ('1 model', '5 models')
     """
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
-    """Name the clients, which are the rows, from the top to the bottom; or number them, if they are many."""
+    """Name the clients, which are the rows from top to bottom; or number many."""
     axis.set_ylabel("client")
     if names and clients <= _MOST_NAMES:
         axis.set_yticks(range(clients), [name if len(name) <= 24 else f"{name[:23]}…" for name in names], fontsize=7)
@@ -94,27 +95,30 @@ def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
     axis.set_ylim(clients - 0.5, -0.5)
 
 
-def _draw_found(axis: Axes, one: Structure) -> None:
-    names = [_MODELS.get(name) or _number(int(name), "model") for name in one.levels]
+def _draw_found(axis: Axes, structure: Structure) -> None:
+    names = [_MODELS.get(name) or _number(int(name), "model") for name in structure.levels]
     labels = [f"level {level}\n{name}" for level, name in enumerate(names, 1)]
-    for level, row in enumerate(agreement(one)[: one.trained]):
+    for level, row in enumerate(agreement(structure)[: structure.trained]):
         if row.best is not None:
             if row.kept < 1:
                 labels[level] += f"\n{min(row.kept, 0.99):.0%} of clients"  # 100% would mean that none is missing
             labels[level] += f"\nARI {row.best:.2f}"
-            if len(one.truth) > 1:
+            if len(structure.truth) > 1:
                 labels[level] += f"\nwith level {row.rand.index(row.best) + 1}"
-    kinds = [{"global": ONE, "personal": OWN}.get(name) for name in one.levels]
-    trained = [models if level < one.trained else [-1] * one.clients for level, models in enumerate(one.found)]
+    kinds = [{"global": ONE, "personal": OWN}.get(name) for name in structure.levels]
+    trained = [
+        models if level < structure.trained else [-1] * structure.clients
+        for level, models in enumerate(structure.found)
+    ]
     _levels(axis, trained, kinds, labels)
-    for level in range(one.trained, len(one.levels)):
+    for level in range(structure.trained, len(structure.levels)):
         axis.axvspan(level - 0.5, level + 0.5, facecolor="none", edgecolor="0.8", hatch="////", lw=0)
-    axis.set_title(f"{one.algorithm}, seed {one.seed}", fontsize=9)
+    axis.set_title(f"{structure.algorithm}, seed {structure.seed}", fontsize=9)
     axis.tick_params(axis="y", left=False, labelleft=False)
 
 
 def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | None], labels: Sequence[str]) -> None:
-    """Colour the cells of levels [levels, clients], and mark where neighbours within a level are in different clusters.
+    """Colour the cells of levels [levels, clients], and mark where clusters change.
 
     Args:
         kinds: the colour of each level, ONE or OWN; None for clusters, which have several.
@@ -196,7 +200,7 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
 
 
 def _ticks(largest: int) -> list[int]:
-    """Choose whole numbers, not too near to each other, for a scale that goes by the square root.
+    """Choose whole numbers, well apart, for a scale that goes by the square root.
 
     >>> _ticks(19), _ticks(3), _ticks(1)
     ([0, 1, 2, 5, 10, 19], [0, 1, 2, 3], [0, 1])

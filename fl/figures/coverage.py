@@ -1,4 +1,6 @@
-"""Maps of which clients cover which part of the global model (FedFA, section 3.1 and Fig. 1: weak points).
+"""Maps that show which clients cover which part of the global model.
+
+FedFA, section 3.1 and Fig. 1, calls parts with few clients weak points.
 
 A part that few clients cover can be changed at will by these few. A last block that is grafted onto deeper ones covers
 these as well.
@@ -26,7 +28,7 @@ _NAMED = 45  # with more rows than these, blocks are named instead of rows
 
 
 def coverage_maps(panels: Mapping[str, Sequence[Plan]], title: str) -> Figure:
-    """Draw maps side by side: the share of the clients that cover each part of the global model's layers.
+    """Draw maps side by side: the share of clients that cover each part of layers.
 
     A row is a layer (a weight with two axes or more); the first is next to the input. Along a row are its outputs, in
     percent of the full width. Thin lines separate blocks, thick ones sections.
@@ -62,8 +64,8 @@ def _rows(plans: Sequence[Plan]) -> tuple[np.ndarray, list[tuple[str, str, str]]
     """Compute shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks all are the module."""
     counts = coverage(plans)
     shapes = plans[0].shapes
-    found = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    blocks = {block: section.name for section in found for block in section.blocks}
+    parts = sections({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    blocks = {block: section.name for section in parts for block in section.blocks}
     rows, names = [], []
     for name, shape in shapes.items():
         if len(shape) < 2:
@@ -79,7 +81,7 @@ def _rows(plans: Sequence[Plan]) -> tuple[np.ndarray, list[tuple[str, str, str]]
 
 
 def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> None:
-    """Draw lines between blocks and sections, and name rows, or blocks if there are many rows."""
+    """Draw lines between blocks and sections, and name rows, or blocks if many."""
     for at, (above, below) in enumerate(pairwise(names), 1):
         if above[:2] != below[:2]:
             panel.axhline(at, color="white", lw=1.8 if above[0] != below[0] else 0.6)
@@ -93,7 +95,10 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
 
 
 def leave_coverage(run: RunState) -> None:
-    """Write coverage.png, of methods whose clients keep a part of the global model; if they graft, also without it."""
+    """Write coverage.png, if clients keep a part of the global model.
+
+    If they graft, there is one map without it, too.
+    """
     if not run.fed.fleet or not run.algorithm.plan:
         return
     plans = list(map(run.algorithm.plan, range(len(run.fed.fleet))))
@@ -104,11 +109,11 @@ def leave_coverage(run: RunState) -> None:
 
 
 def coverage(plans: Sequence[Plan]) -> dict[str, Tensor]:
-    """Count the clients that cover each position of the first axis of each tensor of the global model.
+    """Count the clients that cover each position of each tensor's first axis.
 
     Args:
-        plans: one for each client, all of one global model. If a tensor is written to several places, as those of a
-            last block are, all of them count.
+        plans: one for each client, all of one global model. If a tensor is written to several places, as in a last
+            block, all of them count.
 
     Returns:
         float64 [S0] for tensors [S0, ...], [1] for scalars, on the CPU. It is the mean over the other axes, so that a

@@ -32,7 +32,10 @@ Look = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The runs of one line, one a seed, and the rounds that they are judged by, by default those of `selected`."""
+    """The runs of one line, one a seed, and the rounds that they are judged by.
+
+    By default they are `selected`'s.
+    """
 
     label: str
     runs: Sequence[Sequence[Row]]
@@ -49,13 +52,16 @@ class Panel(NamedTuple):
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
-    """Find the rows in which another level begins to train; the first level does not count."""
+    """Find the rows in which another level begins to train, without the first level."""
     having = [row for row in rows if "level" in row]
     return [row for before, row in pairwise(having) if row["level"] != before["level"]]
 
 
 def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round", named: bool = False) -> None:
-    """Draw a thin vertical line where another level begins to train; if `named`, the level stands above it."""
+    """Draw a thin vertical line where another level begins to train.
+
+    If `named`, the level stands above it.
+    """
     edge = axis.get_xaxis_transform()
     for row in new_levels(rows):
         axis.vlines(row[along], 0, 1, transform=edge, colors=color, lw=0.8, alpha=0.4, zorder=0)
@@ -67,13 +73,13 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 def mean_and_std(
     runs: Sequence[Sequence[Row]], key: str, along: str = "round"
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured.
+    """Average a column over runs, in the rounds that all runs measured.
 
-    The places are the means of the column `along` in these rounds.
+    Returns (places, mean, sample standard deviation). The places are the means of the column `along` in these rounds.
     """
     measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
-    shared = sorted(set.intersection(*(set(one) for one in measured)))
-    pairs = np.array([[one[r] for r in shared] for one in measured]).reshape(len(runs), -1, 2)
+    shared = sorted(set.intersection(*(set(by_round) for by_round in measured)))
+    pairs = np.array([[by_round[r] for r in shared] for by_round in measured]).reshape(len(runs), -1, 2)
     places, values = pairs[..., 0].mean(0), pairs[..., 1]
     with np.errstate(invalid="ignore"):  # of infinite losses
         std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
@@ -96,28 +102,29 @@ def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look:
 def _band(
     axis: Axes, at: Sequence[float], mean: np.ndarray, std: np.ndarray, color: str, ends: tuple[float, float]
 ) -> None:
-    """Draw a band of one standard deviation around a mean, within the ends of its values, such as 0 and 100 %."""
+    """Draw a band of one standard deviation around a mean, within the ends of values."""
     if std.any():
         axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
 
 def _still(line: Line, along: str) -> bool:
-    """Return whether a line has no places, since its method spends nothing of what curves are drawn against."""
+    """Return whether a line has no places, since its method spends nothing."""
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
 def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
-    """Give every label its colour and dash; the first lines of a panel are the widest, so that others do not hide them.
+    """Give every label its colour and dash.
 
-    Lines in one panel differ in both, but the fifth, which has the dash of the first.
+    The first lines of a panel are the widest, so that others do not hide them. Lines in one panel differ in both, but
+    the fifth, which has the dash of the first.
     """
-    found: dict[str, Look] = {}
+    looks: dict[str, Look] = {}
     for part in parts(lines):
         for at, line in enumerate(part):
-            number = len(found)
+            number = len(looks)
             color, turn = COLORS[number % len(COLORS)], number // len(COLORS)
-            found[line.label] = {"color": color, "ls": _DASHES[(at + turn) % 4], "lw": 2.2 - 0.2 * at}
-    return found | {line.label: {**found[line.label], "ls": "--"} for line in lines if _still(line, along)}
+            looks[line.label] = {"color": color, "ls": _DASHES[(at + turn) % 4], "lw": 2.2 - 0.2 * at}
+    return looks | {line.label: {**looks[line.label], "ls": "--"} for line in lines if _still(line, along)}
 
 
 def parts(lines: Sequence[Line]) -> list[list[Line]]:
@@ -157,7 +164,7 @@ def _finish_panel(axis: Axes, key: str, along: str) -> None:
     lost = [f"{shorten(name)} ({known[-1]})" for name, known in values.items() if known and not np.isfinite(known[-1])]
     without = [shorten(name) for name, known in values.items() if not known]
     notes = (("not finite at the end", lost), ("not measured", without))
-    note = "\n".join(textwrap.fill(f"{what}: {', '.join(names)}", 50) for what, names in notes if names)
+    note = "\n".join(textwrap.fill(f"{reason}: {', '.join(names)}", 50) for reason, names in notes if names)
     axis.set_xlabel("\n".join(filter(None, [axis.get_xlabel(), note])))
     if axis.get_shared_y_axes().get_siblings(axis)[1:] and not axis.get_subplotspec().is_first_col():
         axis.set_ylabel("")
@@ -189,7 +196,7 @@ def seeds_note(numbers: Sequence[int]) -> str:
 
 
 def new_figure(width: float, panels_high: int) -> Figure:
-    """Make a figure with room for panels below each other."""
+    """Make a figure with space for panels below each other."""
     figure = Figure(figsize=(width, _HIGH * panels_high), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     return figure
@@ -205,11 +212,13 @@ def two_wide(figure: Figure, number: int) -> list[Axes]:
     return [axis for _, axis in sorted(figure.subplot_mosaic(rows).items())]
 
 
-def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross entropy") -> None:
-    """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity.
+def run_figure(rows: Sequence[Row], title: str, path: Path, quantity: str = "cross entropy") -> None:
+    """Draw the curves of one run.
+
+    They are accuracy (global model, and the K models with their spread), loss and similarity.
 
     Args:
-        what: the loss is.
+        quantity: what the loss is.
     """
     names = set().union(*rows)
     with_cosine = "models_cosine" in names
@@ -227,7 +236,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
 
     line(accuracy, score, COLORS[0], "global model")
     if "models_accuracy" in names:
-        (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{what}") for what in ("accuracy", "std"))
+        (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{name}") for name in ("accuracy", "std"))
         _band(accuracy, at, mean, std, COLORS[1], (0, 1))
     line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
     for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
@@ -237,7 +246,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
     line(loss, "loss", COLORS[0], "test, global model")
     line(loss, "train_loss", COLORS[1], "training, mean over participants")
     finish(loss, "loss")
-    loss.set_ylabel(f"{what} of a token" if "perplexity" in names else what)
+    loss.set_ylabel(f"{quantity} of a token" if "perplexity" in names else quantity)
     for axis in cosine:
         line(axis, "models_cosine", COLORS[0], "")
         finish(axis, "models_cosine")
@@ -253,8 +262,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
 def leave_curves(run: RunState) -> None:
     """Write curves.png into the run folder, once a round was done."""
     if run.rows:
-        what = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"
-        run_figure(run.rows, run.config.title(), run.folder / "curves.png", what)
+        quantity = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"
+        run_figure(run.rows, run.config.title(), run.folder / "curves.png", quantity)
 
 
 def comparison_figure(
@@ -266,7 +275,7 @@ def comparison_figure(
 ) -> None:
     """Draw curves of several methods: mean and one standard deviation over their runs.
 
-    More than `MOST` methods are shared out among panels, in each of which the others are grey. Vertical lines mark the
+    More than `MOST` methods are shared out among panels; each shows the others in grey. Vertical lines mark the
     rounds in which the first run of a method begins to train another level.
 
     Args:
@@ -291,7 +300,7 @@ def comparison_figure(
 def _panels_of(
     groups: Mapping[str, Sequence[Sequence[Row]]], chosen: Mapping[str, Sequence[Row]] | None
 ) -> tuple[list[Line], list[str], list[Panel]]:
-    """Return the lines of methods, the columns that are drawn, and the panels, column by column."""
+    """Return the lines of methods, the drawn columns, and the panels by column."""
     lines = [
         Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
     ]
@@ -303,7 +312,10 @@ def _panels_of(
 def single_panels(
     groups: Mapping[str, Sequence[Sequence[Row]]], along: str, chosen: Mapping[str, Sequence[Row]]
 ) -> Iterator[tuple[Panel, dict[str, Look], Figure]]:
-    """Draw each panel of `comparison_figure` as a figure of its own, without a legend; yield its lines' looks, too."""
+    """Draw each panel of `comparison_figure` as a figure without a legend.
+
+    Yields the looks of its lines, too.
+    """
     lines, _, shown = _panels_of(groups, chosen)
     looks = _looks_of(lines, along)
     for panel in shown:
@@ -317,7 +329,7 @@ def single_panels(
 def _draw_panels(
     figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Line], title: str, along: str
 ) -> None:
-    """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them.
+    """Draw panels into axes and explain them; finish all last, if they share y.
 
     The legend of a line is above the first panel that has it.
     """
@@ -338,9 +350,10 @@ def _draw_panels(
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:
-    """Choose the columns that have curves, of those that each run has: with a label, the global model's first.
+    """Choose the columns that have curves and that each run has.
 
-    Scores on clients' own test data are drawn, beside the accuracy, if all runs have them.
+    With a label, the global model's first. Scores on clients' own test data are drawn, beside the accuracy, if all runs
+    have them.
 
     >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
     ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
@@ -351,5 +364,5 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)
     left_out = {local} - everywhere
     if "perplexity" in everywhere:
-        left_out.add("loss")  # of which the perplexity is the exponential
+        left_out.add("loss")  # the perplexity is its exponential
     return [key for key in keys if key in somewhere - left_out]

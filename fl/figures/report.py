@@ -1,4 +1,4 @@
-"""A page about runs in one HTML file that needs no network: curves to read values off, results, settings, data."""
+"""A page about runs in one HTML file: curves with values, results, settings, data."""
 
 import io
 import os
@@ -136,12 +136,12 @@ def report(
     target: float | None = None,
     every: float | None = None,
 ) -> str:
-    """Make the page of the runs in folders: text of HTML that refers to nothing outside itself.
+    """Make the page of the runs in folders, in HTML that refers to nothing outside.
 
     Args:
         against: what curves are drawn against, one of `AGAINST`.
         target: a score; what runs took to reach it is a second table.
-        every: after how many seconds a browser shows the page anew, if runs go on.
+        every: after how many seconds a browser reloads the page, while runs continue.
     """
     groups = group(runs)
     title = common([run.config for run in runs]) or "Runs"
@@ -153,7 +153,7 @@ def report(
         note = target_table(groups, target, lambda lines: costs.append(_html_table(lines)) or "")
         lines = "<br>".join(escape(note.strip()).splitlines())
         tables.append(f"<p>{lines}</p>{costs[0]}")
-    spread = " (mean ± standard deviation over seeds)" if any(len(one) > 1 for one in groups.values()) else ""
+    spread = " (mean ± standard deviation over seeds)" if any(len(members) > 1 for members in groups.values()) else ""
     head = (
         f"{len(groups)} {'method' if len(groups) == 1 else 'methods'}, {len(runs)} runs" if len(runs) > 1 else "1 run"
     )
@@ -179,7 +179,10 @@ def report(
 
 
 def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
-    """Lay out cells, the first line of which are headings; on a phone, a line of "rows" is a block of named cells."""
+    """Lay out cells below a first line of headings.
+
+    On a phone, a line of "rows" is a block of named cells.
+    """
     heads = [escape(name) for name in lines[0]]
     rows = ""
     for line in lines[1:]:
@@ -190,7 +193,7 @@ def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
 
 
 def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterable[str]:
-    """Draw a panel for each column that has curves, each with its legend and its values."""
+    """Draw a panel for each column that has curves, with its legend and its values."""
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
     for panel, looks, figure in single_panels(rows, AGAINST[against], chosen):
@@ -204,7 +207,7 @@ def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterab
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Write a figure as SVG within a page, with what its script has to know of the axes."""
+    """Write a figure as SVG within a page, with the axes for the page's script."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", transparent=True)
@@ -225,29 +228,29 @@ def _svg(figure: Figure, name: str) -> str:
 
 
 def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str) -> tuple[str, str]:
-    """Make the legend of a panel, with the last value of each line, and the table of all values."""
+    """Make a panel's legend, with each line's last value, and the table of values."""
     percent = " %" if column.factor == 100 else ""
     column = column if percent else replace(column, digits=max(column.digits, _DIGITS))
-    found: list[dict[int, tuple[float, str]]] = []
+    curves: list[dict[int, tuple[float, str]]] = []
     key = ""
     for line in panel.lines:
         rounds = map(int, mean_and_std(line.runs, panel.key)[0])
         places, means, stds = mean_and_std(line.runs, panel.key, place)
         spread = [f" ± {column.number(std)}" if len(line.runs) > 1 else "" for std in stds]
         texts = [column.number(mean) + rest for mean, rest in zip(means, spread)]
-        found.append(dict(zip(rounds, zip(places, texts))))
+        curves.append(dict(zip(rounds, zip(places, texts))))
         look = looks[line.label]
         color = f"var(--line{COLORS.index(look['color'])})"
         stroke = f'stroke="{color}" stroke-width="2.5" stroke-dasharray="{_DASHES[look["ls"]]}"'
-        last = f"{texts[-1]} · round {max(found[-1])}" if texts else ""
+        last = f"{texts[-1]} · round {max(curves[-1])}" if texts else ""
         key += (
             f'<li><svg viewBox="0 0 44 10" aria-hidden="true"><path d="M0 5H44" {stroke}/></svg>'
             f"{escape(line.label)} <output>{last}</output></li>"
         )
     rows = ""
-    for number in sorted(set().union(*found)):
+    for number in sorted(set().union(*curves)):
         cells = (f'<td data-at="{at:.9g}">{text}</td>' if text else "<td></td>" for at, text in
-                 (one.get(number, (0, "")) for one in found))  # fmt: skip
+                 (curve.get(number, (0, "")) for curve in curves))  # fmt: skip
         rows += f"<tr><td>{number}</td>{''.join(cells)}</tr>\n"
     heads = "".join(f"<th>{escape(line.label)}{percent}</th>" for line in panel.lines)
     body = f"<thead><tr><th>round</th>{heads}</tr></thead>\n<tbody>{rows}</tbody>"
@@ -278,10 +281,10 @@ def _settings(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
 
 def _partitions(runs: Sequence[RecordedRun]) -> Iterable[str]:
     """Tabulate the samples of clients by class; all but the first table are folded."""
-    for at, one in enumerate(holdings(runs)):
-        text = f"<p>{escape(one.missing)}</p>" if one.missing else _heat(one.table, one.clients, one.classes)
+    for at, held in enumerate(holdings(runs)):
+        text = f"<p>{escape(held.missing)}</p>" if held.missing else _heat(held.table, held.clients, held.classes)
         opened = " open" if at == 0 else ""
-        yield f"<details{opened}><summary>{escape(one.title)}</summary>{text}</details>\n"
+        yield f"<details{opened}><summary>{escape(held.title)}</summary>{text}</details>\n"
 
 
 def _heat(counts: np.ndarray, clients: Sequence[str], classes: Sequence[str]) -> str:

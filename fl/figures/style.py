@@ -1,4 +1,4 @@
-"""Shared parts of figures: colours, axes of curves, legends, and how a figure is written."""
+"""Shared parts of figures: colours, axes of curves, legends, writing of files."""
 
 import math
 import os
@@ -37,7 +37,7 @@ def finish(axis: Axes, key: str, along: str = "round") -> None:
 
 
 def dress(axis: Axes, label: str, percent: bool = False, along: str = "round") -> None:
-    """Set labels, ticks and markers of an axis with curves, whose values may be shares in percent."""
+    """Set labels, ticks and markers of an axis with curves, in percent for shares."""
     for line in axis.lines:
         alone = line.get_transform() == axis.transData and line.get_marker() == "None"
         if alone and len(line.get_xdata()) <= 12:  # few points, or a single one, which a line alone would not show
@@ -83,7 +83,7 @@ def _settle(axis: Axes, column: Column) -> None:
 
 
 def within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
-    """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`.
+    """Widen an axis until it spans `span`, hardly beyond `bottom` and `top`.
 
     >>> [round(end, 3) for end in within(-0.4, 0.5, 0.02, 0, 1)]
     [-0.018, 0.5]
@@ -98,7 +98,7 @@ def within(low: float, high: float, span: float, bottom: float, top: float) -> t
 
 
 def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] | None = None) -> None:
-    """Write notes in small letters below all panels, and below them a legend if there are entries.
+    """Write notes in small letters below all panels, and below them a legend, if any.
 
     The figure grows for it.
 
@@ -117,7 +117,7 @@ def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] 
 
 
 def name_lines(axis: Axes, entries: Mapping[str, Artist], width: float) -> float:
-    """Put the legend of a panel, some inches wide, right above it; return its height in inches.
+    """Put the legend of a panel right above it; return its height in inches.
 
     Args:
         entries: from a label, which may be long, to the line that it explains.
@@ -129,7 +129,7 @@ def name_lines(axis: Axes, entries: Mapping[str, Artist], width: float) -> float
 
 
 def _legend(entries: Mapping[str, Artist], room: int) -> tuple[list[str], dict[str, Any]]:
-    """Break labels so that they fit into the characters of a line; return the look of the legend, too."""
+    """Break labels to fit into a number of characters; return the legend's look, too."""
     labels = [textwrap.fill(shorten(label), room - 8) for label in entries]
     widest = max((len(line) for label in labels for line in label.split("\n")), default=room)
     return labels, {"ncols": max(1, min(len(labels), room // (widest + 8))), "frameon": False, "fontsize": 8}
@@ -141,7 +141,7 @@ def shorten(text: str) -> str:
     >>> shorten("/home/me/runs/pair/fedmr-seed0 (cnn), text:/data/emma.txt, runs/a")
     'pair/fedmr-seed0 (cnn), text:data/emma.txt, runs/a'
     """
-    return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda found: "/".join(found[0].split("/")[1:][-2:]), text)
+    return re.sub(r"(?<![^\s:=,(])(?:/[^\s:=,()/]+)+", lambda match: "/".join(match[0].split("/")[1:][-2:]), text)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -152,7 +152,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def check_new(path: Path, flag: str = "--out") -> None:
-    """Raise FLError if there is anything where a figure is to be written, and as `check_file` does.
+    """Raise FLError if a figure's file is there already, and as `check_file` does.
 
     It may be a file, a folder, a device, or a link that leads nowhere.
     """
@@ -162,7 +162,10 @@ def check_new(path: Path, flag: str = "--out") -> None:
 
 
 def check_file(path: Path) -> str:
-    """Return the format of a figure's file. Raises FLError if matplotlib cannot write it, or there is no folder."""
+    """Return the format of a figure's file.
+
+    Raises FLError if matplotlib cannot write it, or there is no folder.
+    """
     if not path.name:
         raise FLError(f"{path} is no file that a figure can be written to: give a name, such as figure.png")
     kind = path.suffix.lstrip(".").lower()

@@ -1,4 +1,4 @@
-"""The clients' models: which ones exist, which client has which, and the search among them."""
+"""The clients' models: which exist, which client has which, the search for them."""
 
 from fl.models.create import check_shape, create, make_spec, takes_text
 

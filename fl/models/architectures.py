@@ -1,4 +1,7 @@
-"""The architecture of each client: the server announces some, and clients choose (FedFA, Alg. 1, lines 1-2)."""
+"""The architecture of each client: the server announces some, clients choose.
+
+FedFA, Alg. 1, lines 1-2.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,10 +31,10 @@ _CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method wit
 
 @dataclass(frozen=True)
 class ArchitectureOptions:
-    """The architectures among which clients of methods with different architectures may choose."""
+    """The architectures among which clients of some methods may choose."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0)] = (1.0,)
-    """widths to choose among, as rates of that of the model that --width and --depth describe"""
+    """widths to choose among, as rates of the width of the model that --width and --depth describe"""
     depths: Blocks = ()
     """depths to choose among, as numbers of blocks: one for all sections (1,2,3), or one for each with dashes
     between (1-1-2-2,2-2-3-3); own: the model's own"""
@@ -74,13 +77,13 @@ class ArchitectureOptions:
         (2, (1, 2))
         """
         try:
-            each = [tuple(map(int, str(text).split("-"))) for text in self.depths]
+            depths = [tuple(map(int, str(text).split("-"))) for text in self.depths]
         except ValueError:
             raise FLError(
                 f"--architectures.depths {','.join(self.depths)}: a depth is a number of blocks (2), or one for each "
                 "section (1-2-2-1)"
             ) from None
-        return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in each)
+        return tuple(numbers if len(numbers) > 1 else numbers[0] for numbers in depths)
 
     def announce(self, base: Spec) -> Space:
         """Make the space of candidates."""
@@ -158,7 +161,7 @@ def _by_score(
     """Choose the smallest candidate for weak clients, and for each other client the one with the best ZiCo score on its
     own data; None for those that take the largest.
 
-    The scored models have initial weights drawn from the run's seed. A client with too few samples for two different
+    The scored models have initial weights by the run's seed. A client with too few samples for two different
     batches takes the smallest candidate.
     """
     weak = set(draw(len(clients), round(options.weak * len(clients)), rng.torch("weak")))
@@ -204,7 +207,7 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
 
 
 def make_announced(space: Space, rows: Sequence[dict], where: str) -> list[Spec]:
-    """Make the specs of given widths and depths, which have to be among the candidates.
+    """Make the specs of given widths and depths, which must be candidates.
 
     Raises:
         FLError: naming the client, and the part of its architecture that the server has not announced.

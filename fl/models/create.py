@@ -1,5 +1,5 @@
-"""The models that can be trained: those of the zoo for images and for text, any image classifier of timm and
-torchvision by name, and users' own.
+"""The models that can be trained: the zoo's for images and for text, any image classifier of timm and torchvision by
+name, and users' own.
 """
 
 import copy
@@ -95,7 +95,7 @@ def make_spec(
                 code="unsupported",
             )
         if exits and "exits" not in takes:
-            able = [one for one in zoo.names() if "exits" in zoo.Spec(one).architecture.defaults]
+            able = [candidate for candidate in zoo.names() if "exits" in zoo.Spec(candidate).architecture.defaults]
             raise FLError(
                 f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}",
                 code="unsupported",
@@ -153,22 +153,25 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
 
 
 def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
-    """Cut the part that a spec describes out of a library's full model, with its weights.
+    """Cut the part that a spec describes out of a library's full model.
 
     Raises SurgeryError for a model that cannot be cut like this.
     """
     if spec.depth is not None:
-        found = sections(model, example=spec.example(2))
-        if not found:
+        parts = sections(model, example=spec.example(2))
+        if not parts:
             raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen", code="unsupported")
-        depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
+        depth = spec.depth * len(parts) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
         model, _ = ungraft(model, keep=depth, example=spec.example(2))
     rate = spec.width[0]
     return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
 
 
 def weight_bytes(spec: zoo.Spec) -> int:
-    """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
+    """Count the bytes of a zoo model's parameters and buffers, without building it.
+
+    It is 0 for a library's or a user's model.
+    """
     return 0 if spec.architecture.depth is None else _weight_bytes(spec)
 
 
@@ -178,20 +181,23 @@ def _weight_bytes(spec: zoo.Spec) -> int:  # never of a user's, whose spec would
 
 
 def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
-    """Raise FLError unless training mode gives logits [2, classes] for such images. The model does not change."""
+    """Raise FLError unless training mode gives logits [2, classes].
+
+    The model does not change.
+    """
     images = spec.example(2)
     output = _output(spec, model, images, "choose another model")
     if not isinstance(output, torch.Tensor) or output.shape != (len(images), spec.num_classes):
-        what = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        actual = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise FLError(
-            f"{custom_model.name_of(spec.name)} is no plain classifier (it gives {what} in training): choose "
+            f"{custom_model.name_of(spec.name)} is no plain classifier (it gives {actual} in training): choose "
             "another one",
             code="unsupported",
         )
 
 
 def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
-    """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
+    """Raise FLError unless a model for square images takes samples of this shape."""
     if isinstance(sample, dict) or len(sample) != 3:
         raise FLError(
             f"{custom_model.name_of(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model "
@@ -206,7 +212,7 @@ def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
 
 
 def _output(spec: zoo.Spec, model: nn.Module, images: torch.Tensor, way: str) -> Any:
-    """Run a copy of a model in training mode; FLError, with this way out, if that fails."""
+    """Run a copy of a model in training mode; FLError with a way out if it fails."""
     try:
         with torch.no_grad():
             return copy.deepcopy(model).train()(images)

@@ -1,7 +1,7 @@
-"""Models that a user wrote: an `nn.Module`, or a function that makes one, which may be named by its import path.
+"""Models that a user wrote: an `nn.Module`, or a function or import path of one.
 
 A spec of such a model is a `zoo.Spec` of a class of its own, made by `describe`, which builds the user's model. So all
-that takes a spec takes it: narrow and shallow models come from `surgery`, as those of timm and torchvision do.
+that takes a spec takes it: narrow and shallow models come from `surgery`, as for models of timm and torchvision.
 """
 
 import copy
@@ -34,12 +34,14 @@ GIVEN = "given"
 
 LIBRARIES = ("timm", "torchvision")
 Model: TypeAlias = nn.Module | Callable[..., nn.Module] | Sequence[nn.Module | Callable[[], nn.Module]]
-"""A module, whose weights are the initial ones, or a function that makes one with weights of its own. Or those of
+"""A module, whose weights are the initial ones, or a function that makes one with weights of its own. Or models of
 several architectures: a list of them, which clients have in turn, or a function of a client's number."""
 
 
 class CustomSpec(zoo.Spec):
-    """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
+    """The spec of a user's model, made by `describe`.
+
+    Before data and model are known, nothing can be built.
 
     Attributes:
         source: the model. sample: what it gets of one sample, on the meta device. targets: the shape of its labels.
@@ -53,11 +55,11 @@ class CustomSpec(zoo.Spec):
 
     @property
     def architecture(self) -> Architecture:
-        """The fields of a spec that such a model takes: a width of at most 1, a depth, and the number of classes."""
+        """The fields of a spec: a width of at most 1, a depth, the number of classes."""
         return Architecture(None, {"depths": None, "num_classes": None}, "your own")
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """Copy the module, or call the function with torch's generator seeded from this one."""
+        """Copy the module, or call the function with torch's generator seeded."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(
                 f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",
@@ -73,10 +75,10 @@ class CustomSpec(zoo.Spec):
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Any:
         """Make samples of zeros, of the data's size."""
         del size
-        return map_inputs(lambda one: one.new_zeros(batch, *one.shape, device=device), self.sample)
+        return map_inputs(lambda tensor: tensor.new_zeros(batch, *tensor.shape, device=device), self.sample)
 
     def classifier(self) -> frozenset[str]:
-        """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
+        """Find the tensors of the layer that gives the full model's logits; else none."""
         model, outputs = classes_as_given(self.full()), {}
         leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
         hooks = [
@@ -132,15 +134,18 @@ def by_name(name: str) -> Model:
 
 
 def check_model(model: Any, flag: str = "model=") -> Model:
-    """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
-    one = first(model)
-    if isinstance(one, nn.Module) or callable(one):
+    """Return a model, or raise FLError unless it is a module or a function.
+
+    Of several models the first is checked.
+    """
+    first_model = first(model)
+    if isinstance(first_model, nn.Module) or callable(first_model):
         return model
-    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one")
+    raise FLError(f"{flag} is {kind(first_model)}: give an nn.Module, or a function that makes one")
 
 
 def first(model: Model) -> Model:
-    """Return the model of client 0, a module or a function without arguments, of one model or several."""
+    """Return the model of client 0: a module, or a function without arguments."""
     if isinstance(model, Sequence) and not isinstance(model, str | nn.Module):
         if not model:
             raise FLError("model=[] is an empty list: give a model, or several")
@@ -149,9 +154,10 @@ def first(model: Model) -> Model:
 
 
 def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[int, ...]]:
-    """Return the models that occur, each once, and which of them each client has; none where all have the same.
+    """Return the distinct models, and which of them each client has.
 
-    Those that a function makes are the same if their modules and these modules' settings are.
+    There are none where all clients have the same. Those that a function makes are the same if their modules and these
+    modules' settings are.
 
     >>> few = for_clients([nn.Linear(2, 2), nn.Linear(3, 2)], clients=3)
     >>> few[1], for_clients(lambda k: nn.Linear(2 + k % 2, 2), clients=3)[1], for_clients(nn.Linear(2, 2), clients=3)
@@ -159,7 +165,7 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
     """
     if model is None or first(model) is model:
         return [], ()
-    found: dict[Any, Model] = {}
+    distinct: dict[Any, Model] = {}
     keys: list[Any] = []
     if isinstance(model, Sequence):
         if len(model) > clients:
@@ -167,17 +173,17 @@ def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[i
                 f"{len(model)} models for {clients} clients: give one each, or fewer, which they have in turn"
             )
         keys = [id(model[k % len(model)]) for k in range(clients)]
-        found = {id(one): one for one in model}
+        distinct = {id(item): item for item in model}
     else:
         for k in range(clients):
-            made = _build(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
-            keys.append((type(made).__qualname__, str(structure(made))))
-            found.setdefault(keys[-1], partial(model, k))
-    return (list(found.values()), tuple(map(list(found).index, keys))) if len(found) > 1 else ([], ())
+            built = _build(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
+            keys.append((type(built).__qualname__, str(structure(built))))
+            distinct.setdefault(keys[-1], partial(model, k))
+    return (list(distinct.values()), tuple(map(list(distinct).index, keys))) if len(distinct) > 1 else ([], ())
 
 
 def _is_numbered(model: Any) -> bool:
-    """Return whether it is a function that has to be given one argument: a client's number."""
+    """Return whether it is a function of one argument: a client's number."""
     if isinstance(model, nn.Module | type) or not callable(model):
         return False
     try:
@@ -193,12 +199,14 @@ def name_of(name: str) -> str:
     >>> name_of("resnet20"), name_of("my_module:MyNet"), name_of("given:MyNet")
     ('--model resnet20', '--model my_module:MyNet', 'model=MyNet')
     """
-    given, _, kind = name.partition(":")
-    return f"model={kind}" if given == GIVEN else f"--model {name}"
+    prefix, _, kind = name.partition(":")
+    return f"model={kind}" if prefix == GIVEN else f"--model {name}"
 
 
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
-    """Make the spec of a user's model for such data; of samples with several inputs it gets them by keyword.
+    """Make the spec of a user's model for such data.
+
+    Of samples with several inputs the model gets them by keyword.
 
     Args:
         name: an import path or an entry point; "given" becomes given:CLASS.
@@ -215,11 +223,11 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
         model.check_takes(data)
     model = _for_data(first(model), data.tokens, data.outputs)
     maker = getattr(check_model(model), "__name__", type(model).__name__)
-    made = _build(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
-    name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
-    example = data.example(2, _dtype(made))
+    net = _build(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
+    name = f"{GIVEN}:{type(net).__name__}" if name == GIVEN else name
+    example = data.example(2, _dtype(net))
     two = map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example)
-    _check_takes(name, classes_as_given(_fit(made, example)), data, two)
+    _check_takes(name, classes_as_given(_fit(net, example)), data, two)
     spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1], data.dense)
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
@@ -241,11 +249,11 @@ def restore(values: dict[str, Any], known: dict[str, Any], where: str, model: Mo
         known["tokens"],
         (*known["targets"], values["num_classes"]),
     )
-    made = _build(name, source, torch.Generator().manual_seed(0))
-    check_same(made, known, where)
+    net = _build(name, source, torch.Generator().manual_seed(0))
+    check_same(net, known, where)
 
     def of_one(shape: Sequence[int], tokens: bool | str) -> Tensor:
-        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(made)
+        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(net)
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     sample, dense = map_inputs(of_one, known["sample"], known["tokens"]), known.get("dense", False)
@@ -253,14 +261,14 @@ def restore(values: dict[str, Any], known: dict[str, Any], where: str, model: Mo
 
 
 def identity(spec: CustomSpec) -> dict[str, Any]:
-    """Describe a model in JSON, which a run folder keeps so that another model is refused."""
+    """Describe a model in JSON, by which a run folder refuses another model."""
     full = spec.full()
     return {
         "class": type(full).__qualname__,
         "structure": structure(full),
-        "sample": map_inputs(lambda one: list(one.shape), spec.sample),
+        "sample": map_inputs(lambda tensor: list(tensor.shape), spec.sample),
         "tokens": map_inputs(
-            lambda one: "truth values" if one.dtype == torch.bool else one.dtype == torch.int64, spec.sample
+            lambda tensor: "truth values" if tensor.dtype == torch.bool else tensor.dtype == torch.int64, spec.sample
         ),
         "targets": list(spec.targets),
         **({"dense": True} if spec.dense else {}),
@@ -286,16 +294,16 @@ def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
 
 
 def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:
-    """Make the class of a model's specs: those of two models are never equal."""
-    made = source if isinstance(source, nn.Module) else staticmethod(source)
-    fields = {"source": made, "sample": sample, "targets": tuple(targets), "dense": dense}
+    """Make the class of a model's specs, so that specs of two models are never equal."""
+    member = source if isinstance(source, nn.Module) else staticmethod(source)
+    fields = {"source": member, "sample": sample, "targets": tuple(targets), "dense": dense}
     return type("CustomSpec", (CustomSpec,), fields)
 
 
 def by_keyword(model: nn.Module) -> nn.Module:
-    """Let a model take a dict as its one argument, and give its entries to `forward` by keyword. Returns the model.
+    """Let a model take a dict as its one argument, as keywords of `forward`.
 
-    So methods hand on the inputs of a batch as one value, whether they are a tensor or several.
+    So methods hand on the inputs of a batch as one value, whether they are a tensor or several. Returns the model.
 
     >>> model = by_keyword(nn.Bilinear(2, 3, 1))
     >>> model({"input2": torch.ones(4, 3), "input1": torch.ones(4, 2)}).shape
@@ -314,14 +322,14 @@ class _ClassesLast(NamedTuple):
 
     axes: int
 
-    def __call__(self, model: nn.Module, given: Any, output: Any) -> Any:
+    def __call__(self, model: nn.Module, inputs: Any, output: Any) -> Any:
         return output.movedim(-1 - self.axes, -1) if isinstance(output, Tensor) and output.ndim > self.axes else output
 
 
 def classes_last(model: nn.Module, axes: int = 2) -> nn.Module:
-    """Let a model of masks, which gives [N, classes, H, W], give [N, H, W, classes]. Returns the model.
+    """Let a model of masks give [N, H, W, classes], not [N, classes, H, W].
 
-    So methods see a pixel as they see a token of text; `classes_as_given` undoes it.
+    So methods see a pixel as they see a token of text; `classes_as_given` undoes it. Returns the model.
 
     Args:
         axes: how many a mask has.
@@ -343,7 +351,7 @@ def classes_as_given(model: nn.Module) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Let a model give what its class gives: undo `classes_last`, and what takes the logits of output objects.
+    """Let a model give its class's outputs again: undo `classes_last` and the like.
 
     Returns the model, which needs nothing of fl then, such as to be unpickled.
     """
@@ -353,7 +361,7 @@ def as_given(model: nn.Module) -> nn.Module:
 
 
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
-    """Let a model take the samples, and give logits where it gives them as part of an output object."""
+    """Let a model take the samples, and give logits instead of an output object."""
     model = by_keyword(model) if isinstance(sample, dict) else model
     if isinstance(model, torch.jit.ScriptModule):
         return model
@@ -364,7 +372,7 @@ def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
 
 
 def _logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Return the logits of an output such as transformers' SequenceClassifierOutput; others as they are."""
+    """Return the logits of an output object of transformers; other outputs as is."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
@@ -383,8 +391,8 @@ def _build(name: str, source: Model | None, generator: torch.Generator | None) -
         except FLError:
             raise
         except (Exception, SystemExit) as error:
-            what = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
-            raise FLError(f"{name_of(name)}{what}: {describe_failure(error)}", code="run") from None
+            problem = " cannot be copied" if isinstance(source, nn.Module) else ", called without arguments, fails"
+            raise FLError(f"{name_of(name)}{problem}: {describe_failure(error)}", code="run") from None
     if not isinstance(model, nn.Module):
         raise FLError(f"{name_of(name)} returns {kind(model)}: let it return an nn.Module", code="run")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
@@ -402,36 +410,36 @@ def _build(name: str, source: Model | None, generator: torch.Generator | None) -
 
 
 def _whats(data: Dataset) -> str:
-    what = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
-    what += " for each pixel" * data.dense
-    return f"{data.classes} {what}"
+    noun = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
+    noun += " for each pixel" * data.dense
+    return f"{data.classes} {noun}"
 
 
 def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> None:
-    """Raise FLError unless training and evaluation mode give logits for these inputs of two samples."""
+    """Raise FLError unless both modes give logits for these inputs of two samples."""
     shape = write_shape(data.shape)
     for training, mode in ((True, "in training"), (False, "in evaluation mode")):
         try:
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 output = copy.deepcopy(model).cpu().train(training)(inputs)
         except Exception as error:  # it is the user's own code
-            what = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
+            values = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             source = find_source(name)
             hint = source.hint(data) if source else table
             raise FLError(
-                f"{name_of(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}", code="run"
+                f"{name_of(name)} does not take samples of {shape} {values}: {first_line(error)}{hint}", code="run"
             ) from None
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
         if exits and training and isinstance(output, Tensor) and output.ndim > 1:
-            wanted.insert(1, output.shape[1])  # of which there may be any number
+            wanted.insert(1, output.shape[1])  # there may be any number of them
         elif exits and not training:
             whole = " (all exits are for training; here it is their mean, for example)"
         if not isinstance(output, Tensor) or list(output.shape) != wanted:
-            found = list(output.shape) if isinstance(output, Tensor) else kind(output)
+            actual = list(output.shape) if isinstance(output, Tensor) else kind(output)
             raise FLError(
-                f"{name_of(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to "
+                f"{name_of(name)} gives {actual} for two samples {mode}, and the data have {_whats(data)}: it has to "
                 f"give {wanted}{whole}",
                 code="run",
             )

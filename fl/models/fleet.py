@@ -1,4 +1,4 @@
-"""A fleet of architectures: which one each client has, and where it lies in the global model."""
+"""A fleet of architectures: each client's, and its place in the global model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +68,8 @@ def identity_plan(model: nn.Module) -> Plan:
 
 
 def leading_plan(full: nn.Module, small: nn.Module) -> Plan:
-    """Plan a model with the tensors of a full one, on some axes fewer, within it: the first entries of each axis."""
-    shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(one).items()} for one in (full, small))
+    """Plan a model with a full one's tensors, by the first entries of each axis."""
+    shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(model).items()} for model in (full, small))
     first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], shapes[n])) for n in shapes}
     return Plan({name: (Source(name, index),) for name, index in first.items()}, shapes)
 
@@ -116,7 +116,9 @@ def plan_within(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
 ) -> Plan:
-    """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
+    """Plan where a smaller model of the family lies in a full one.
+
+    First the blocks are chosen, then the leading channels.
 
     Args:
         stand, choose, spec: see `as_shallow`.
@@ -135,9 +137,10 @@ def as_shallow(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """Cut a full model to the depth of a smaller one of the same family: the model, as wide as before, and the plan.
+    """Cut a full model to the depth of a smaller one of the family.
 
-    Where sections are missing at the end, as they may from a model with exits, so are their exits.
+    Returns the model, as wide as before, and the plan. Where sections are missing at the end, as they may from a model
+    with exits, so are their exits.
 
     Args:
         stand: which other blocks a block stands for, see `surgery.ungraft`.
@@ -154,15 +157,16 @@ def as_shallow(
     if not isinstance(full, MultiExitResNet) or len(small) == len(full):
         return shallow, depth
     end = {"do": "remove", "module": "", "first": len(small), "count": len(full) - len(small)}
-    kept = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
-    plan = replace(depth, entries=kept, edits=(*depth.edits, end))
+    entries = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
+    plan = replace(depth, entries=entries, edits=(*depth.edits, end))
     return plan.build(full), plan
 
 
 def make_example(model: nn.Module, spec: zoo.Spec | None) -> torch.Tensor | None:
-    """Make an input on which a library's or a user's model shows which of its blocks follow each other.
+    """Make an input that shows which blocks of a model follow each other.
 
-    None for the zoo's models, which declare their blocks, and where it is not known what makes the model.
+    The model is a library's or a user's. None for the zoo's models, which declare their blocks, and where it is not
+    known what makes the model.
     """
     declared = spec is None or spec.architecture.depth is not None
     return None if declared else spec.example(2, device=next(model.parameters()).device)
@@ -174,17 +178,17 @@ def find_kept_blocks(
     choose: Callable[[int, int], Sequence[int]] | None = None,
     example: torch.Tensor | None = None,
 ) -> dict[str, int | Sequence[int]]:
-    """Find which blocks of each of the full model's sections the small one has, in the form that `ungraft` takes.
+    """Find which blocks of each section the small model has, as `ungraft` takes them.
 
     They are found by the names of tensors, since `surgery.sections` finds no section where one block is left.
     """
     names = list(surgery.state(small))
-    kept = {}
+    positions = {}
     for section in sections(full, example=example):
         count = sum(any(name.startswith(f"{block}.") for name in names) for block in section.blocks)
         count = max(1, count)  # what follows the last section of a model with exits is cut off later
-        kept[section.name] = choose(len(section.blocks), count) if choose else count
-    return kept
+        positions[section.name] = choose(len(section.blocks), count) if choose else count
+    return positions
 
 
 def brief(values: float | tuple | None, between: str = ",") -> str:
@@ -195,5 +199,5 @@ def brief(values: float | tuple | None, between: str = ",") -> str:
     """
     if values is None or values == ():
         return "full" if values is None else "none"
-    each = values if isinstance(values, tuple) else (values,)
-    return between.join(f"{v:g}" for v in (each[:1] if len(set(each)) == 1 else each))
+    numbers = values if isinstance(values, tuple) else (values,)
+    return between.join(f"{v:g}" for v in (numbers[:1] if len(set(numbers)) == 1 else numbers))

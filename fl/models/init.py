@@ -1,4 +1,4 @@
-"""The weights that a run begins with, if they are not drawn: from a file, or as timm and torchvision publish them, and
+"""The weights that a run begins with, if they are not random: from a file, or as timm and torchvision publish them,
 fitted to its model.
 """
 
@@ -29,7 +29,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def check_init(init: str, model: str) -> None:
-    """Raise FLError unless --init has a form that `find` takes for a model of this name. Nothing is opened.
+    """Raise FLError unless --init has a form that `find` takes. Nothing is opened.
 
     >>> check_init("timm", "resnet18")
     >>> try:
@@ -78,9 +78,9 @@ class Start(NamedTuple):
     """Trained weights under the names, and in the shapes, of a run's model.
 
     Attributes:
-        taken: the tensors that come from the source; all others are drawn as ever.
+        taken: the tensors that come from the source; all others are initialised as usual.
         source: where they come from: a file, timm:NAME or torchvision:NAME. sha256: see `_read`.
-        left: the tensors of the classifier, if it is another one there and is drawn.
+        left: the tensors of the classifier, if it is another one there and is initialised.
         summed: the tensors that are summed over their input channels.
     """
 
@@ -100,7 +100,7 @@ class Start(NamedTuple):
         return line
 
     def create(self, generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-        """Create the model of a spec with these weights; what is left is drawn from the generator."""
+        """Create a spec's model with these weights; the generator initialises the rest."""
         model = create(generator, spec)
         try:
             strange = model.load_state_dict(self.taken, strict=False).unexpected_keys
@@ -119,22 +119,22 @@ class Start(NamedTuple):
 def find(init: str, spec: zoo.Spec) -> Start:
     """Read the weights that --init names, and fit them to the model of a spec.
 
-    They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
-    same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `narrow(..., like=)`.
+    They may be of the model itself, or of the same model at full width and depth. It then gets its part: the same
+    channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `narrow(..., like=)`.
     Models of the zoo also take the layouts that `zoo.load` knows; a model of one's own takes the names of its own state
-    dict. A classifier for other classes, or none, is left as it is drawn, and so are all exits where the weights are of
-    a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model of
-    one's own. Nothing else may differ.
+    dict. A classifier for other classes, or none, keeps its initial weights, and so do all exits where the weights are
+    of a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model
+    of one's own. Nothing else may differ.
 
     Raises:
         FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
             they cannot be fetched; and naming the tensors that do not fit.
     """
-    given, source, sha256 = _read(init, spec)
+    tensors, source, sha256 = _read(init, spec)
     full, misfits = replace(spec, width=1.0, depth=None), []
     for whole in dict.fromkeys((spec, full)):
         try:
-            taken, left, summed = _fit(given, whole)
+            taken, left, summed = _fit(tensors, whole)
         except _Misfit as error:
             misfits.append(error)
             continue
@@ -144,7 +144,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, source, sha256, tuple(left), tuple(summed))
     which = name_of(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
-    why = min(misfits, key=lambda one: one.count)
+    why = min(misfits, key=lambda misfit: misfit.count)
     patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.architecture.defaults
     hint = (
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
@@ -154,50 +154,55 @@ def find(init: str, spec: zoo.Spec) -> Start:
 
 
 class _Misfit(Exception):
-    """The reason why weights do not fit a model; `count` is the number of tensors that do not."""
+    """The reason why weights do not fit a model; `count` is how many do not."""
 
     def __init__(self, text: str, count: float) -> None:
         super().__init__(text)
         self.count = count
 
 
-def _fit(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
-    """Rename tensors to those of a spec's model; list those of the classifier that are left, and those summed.
+def _fit(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[str], list[str]]:
+    """Rename tensors as in a spec's model; list the unused and the summed ones.
 
     Raises:
         _Misfit: naming the tensors that do not fit.
     """
     layout = _layout(spec)
-    given = _rename(given, spec, layout)
-    missing = [name for name in layout if name not in given and not _optional(name)]
-    strange = [name for name in given if name not in layout and not _optional(name)]
-    unequal = [name for name in layout if name in given and given[name].shape != layout[name].shape]
+    tensors = _rename(tensors, spec, layout)
+    missing = [name for name in layout if name not in tensors and not _optional(name)]
+    strange = [name for name in tensors if name not in layout and not _optional(name)]
+    unequal = [name for name in layout if name in tensors and tensors[name].shape != layout[name].shape]
     heads = _heads(spec) if missing or unequal else frozenset()
-    left = _list_left(given, {name: layout[name] for name in layout if name in heads})
+    left = _list_left(tensors, {name: layout[name] for name in layout if name in heads})
     stems = _list_varying(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
     summed = [
         name
         for name in unequal
-        if name in stems and given[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
+        if name in stems and tensors[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
     ]
-    told = _list("it lacks", [name for name in missing if name not in left])
-    told += _list("the model has no", strange)
+    problems = _list("it lacks", [name for name in missing if name not in left])
+    problems += _list("the model has no", strange)
     other = [name for name in unequal if name not in (*left, *summed)]
-    told += _list("shapes differ:", [f"{n} {list(given[n].shape)} for {list(layout[n].shape)}" for n in other])
-    kinds = [n for n in layout if n in given and given[n].is_floating_point() != layout[n].is_floating_point()]
-    told += _list("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
-    told += _list("numbers that are not finite:", [n for n in layout if n in given and not given[n].isfinite().all()])
-    if told:
-        raise _Misfit("; ".join(told), len(missing) + len(strange) + len(other) + 1)
-    taken = {name: given[name] for name in layout if name in given and name not in left}
+    problems += _list("shapes differ:", [f"{n} {list(tensors[n].shape)} for {list(layout[n].shape)}" for n in other])
+    kinds = [n for n in layout if n in tensors and tensors[n].is_floating_point() != layout[n].is_floating_point()]
+    problems += _list("other kinds of numbers:", [f"{n} {tensors[n].dtype}" for n in kinds])
+    problems += _list(
+        "numbers that are not finite:", [n for n in layout if n in tensors and not tensors[n].isfinite().all()]
+    )
+    if problems:
+        raise _Misfit("; ".join(problems), len(missing) + len(strange) + len(other) + 1)
+    taken = {name: tensors[name] for name in layout if name in tensors and name not in left}
     for name in summed:
         taken[name] = taken[name].sum(1, keepdim=True)
     return {name: tensor.to(layout[name].dtype) for name, tensor in taken.items()}, left, summed
 
 
-def _list_left(given: Mapping[str, Tensor], heads: State) -> list[str]:
-    """List the classifier's tensors if it is for other classes, or not there at all; none if it is another layer."""
-    there = [given.get(name) for name in heads]
+def _list_left(tensors: Mapping[str, Tensor], heads: State) -> list[str]:
+    """List the classifier's tensors if it is for other classes, or missing.
+
+    There are none if it is another layer.
+    """
+    there = [tensors.get(name) for name in heads]
     if all(tensor is None for tensor in there):
         return list(heads)
     same = all(t is not None and t.shape[1:] == layout.shape[1:] for t, layout in zip(there, heads.values()))
@@ -206,48 +211,54 @@ def _list_left(given: Mapping[str, Tensor], heads: State) -> list[str]:
 
 
 def _optional(name: str) -> bool:
-    """Return whether weights may come without this tensor: a norm's counter of steps, NeFL's step size (1 at first)."""
+    """Return whether weights may come without this tensor.
+
+    It is a norm's counter of steps, or NeFL's step size (1 at first).
+    """
     return name.endswith(("num_batches_tracked", ".step"))
 
 
-def _list(what: str, names: list[str], most: int = 3) -> list[str]:
+def _list(heading: str, names: list[str], most: int = 3) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return [f"{what} {', '.join(names[:most])}{more}"]
+    return [f"{heading} {', '.join(names[:most])}{more}"]
 
 
-def _rename(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
-    """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
-    if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in given):
-        return _without_classifier(given, spec)
-    if _foreign(spec) or 2 * len(layout.keys() & given.keys()) >= len(layout):
-        return given
+def _rename(tensors: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
+    """Rename tensors as in the zoo's model, if they are its counterpart's."""
+    if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in tensors):
+        return _without_classifier(tensors, spec)
+    if _foreign(spec) or 2 * len(layout.keys() & tensors.keys()) >= len(layout):
+        return tensors
     plain = {name: False for name in ("scaler", "step_size") if name in spec.architecture.defaults}
     if spec.tokens is None:
-        plain["num_classes"] = weights.classes(given) or spec.num_classes
+        plain["num_classes"] = weights.classes(tensors) or spec.num_classes
     errors = []
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
-            model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), given)
+            model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), tensors)
             return {name: tensor for name, tensor in model.state_dict().items() if name in layout}
         except zoo.ZooError as error:
             errors.append(error)
     raise _Misfit(str(errors[0]), float("inf")) from None
 
 
-def _without_classifier(given: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
-    """Rename the weights of a model with one classifier, but this, for the same model with exits."""
+def _without_classifier(tensors: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
+    """Rename the weights of a model with one classifier for the model with exits.
+
+    The classifier itself is left out.
+    """
     try:
-        one = replace(spec, exits=False)
+        plain = replace(spec, exits=False)
     except zoo.ZooError as error:  # it ends after an earlier section
         raise _Misfit(str(error), float("inf")) from None
-    heads = _heads(one)
-    return {name: tensor for name, tensor in _rename(given, one, _layout(one)).items() if name not in heads}
+    heads = _heads(plain)
+    return {name: tensor for name, tensor in _rename(tensors, plain, _layout(plain)).items() if name not in heads}
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
-    """Cut the tensors of a spec's model out of those of the full one."""
+    """Cut the tensors of a spec's model out of the full model's."""
     model = full.build(torch.Generator())
     model.load_state_dict(taken, strict=False)
     try:
@@ -261,7 +272,7 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 
 def _foreign(spec: zoo.Spec) -> bool:
-    """Return whether a model is a library's or a user's, which is made narrow by cutting the full one."""
+    """Return whether a model is a library's or a user's, made narrow by cutting."""
     return spec.architecture.depth is None
 
 
@@ -273,7 +284,7 @@ def _heads(spec: zoo.Spec) -> frozenset[str]:
 
 
 def _list_varying(spec: zoo.Spec, **change: int) -> frozenset[str]:
-    """Name the tensors of a spec's model that depend on a field of the spec; none for text."""
+    """Name the tensors of a spec's model that depend on a field; none for text."""
     if spec.tokens is not None:
         return frozenset()
     layout, other = _layout(spec), _layout(replace(spec, **change))
@@ -290,5 +301,5 @@ def _layout(spec: zoo.Spec) -> State:
 
 
 def maker(spec: zoo.Spec, start: Start | None) -> Callable[[torch.Generator], nn.Module]:
-    """Make a function of a generator that creates the model of a spec, with the weights that the run begins with."""
+    """Make a function of a generator that creates a model with the initial weights."""
     return lambda generator: start.create(generator, spec) if start else create(generator, spec)

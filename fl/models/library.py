@@ -32,7 +32,9 @@ _OTHERS = {"StochasticDepth": "p", "DropPath": "drop_prob"}  # torchvision's and
 
 
 class LibrarySpec(zoo.Spec):
-    """The spec of a library's model, timm:NAME or torchvision:NAME; the library draws its weights.
+    """The spec of a library's model, timm:NAME or torchvision:NAME.
+
+    The library initialises its weights.
 
     Its dropout is what the library sets, unless it is 0, which switches off all that is dropped at random.
 
@@ -43,7 +45,7 @@ class LibrarySpec(zoo.Spec):
 
     @property
     def architecture(self) -> Architecture:
-        """The fields of a spec that such a model takes: one width of at most 1, a depth, and what data ask for."""
+        """The fields of a spec: one width of at most 1, a depth, and what data ask for."""
         return Architecture(None, {"depths": None, **_defaults(self.name)}, self.name.partition(":")[0])
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
@@ -80,7 +82,10 @@ class LibrarySpec(zoo.Spec):
         return surgery.libraries.make_model(self.name, **options)  # it has no such argument
 
     def _take_grey(self, model: nn.Module) -> None:
-        """Sum the first layer over colours: to a grey image it does what it did to three equal channels."""
+        """Sum the first layer over colours.
+
+        To a grey image it does what it did to three equal channels.
+        """
         first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
         if self.in_channels != 1 or first is None or first.in_channels != 3 or first.groups != 1:
             raise FLError(
@@ -91,7 +96,7 @@ class LibrarySpec(zoo.Spec):
 
 
 def spec_class(name: Any) -> type[zoo.Spec]:
-    """Return the class that describes a model by name that is not a user's own: of a library, or of the zoo.
+    """Return the class that describes a model by name, of a library or of the zoo.
 
     >>> spec_class("timm:resnet18").__name__, spec_class("resnet18").__name__
     ('LibrarySpec', 'Spec')
@@ -101,7 +106,9 @@ def spec_class(name: Any) -> type[zoo.Spec]:
 
 @lru_cache
 def _defaults(name: str) -> dict[str, Any]:
-    """Return the fields that a spec of a library's model takes, with their defaults; FLError for an unknown name.
+    """Return the fields of a library model's spec, with their defaults.
+
+    Raises FLError for an unknown name.
 
     Nothing is built.
 
@@ -132,7 +139,10 @@ def _defaults(name: str) -> dict[str, Any]:
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[None]:
-    """Seed torch's global generator, from which others' models draw, from this one; afterwards it is as before."""
+    """Seed torch's global generator, which models use, within the block.
+
+    Afterwards it is as before.
+    """
     with torch.random.fork_rng(devices=[], enabled=generator is not None):
         if generator is not None:
             seed = int(torch.randint(2**62, (), generator=generator))
@@ -155,7 +165,7 @@ def switch_off_dropout(model: nn.Module) -> None:
 
 
 def counterpart(library: str, spec: zoo.Spec) -> str:
-    """Find the name of a model's architecture in a library that publishes weights for it.
+    """Find the name of an architecture in a library that publishes weights for it.
 
     Raises FLError if it publishes none, with those for which it does.
 
@@ -179,7 +189,7 @@ def counterpart(library: str, spec: zoo.Spec) -> str:
 
 
 def fetch(library: str, name: str) -> nn.Module:
-    """Make a library's model with the weights that it publishes, from its cache or the network.
+    """Make a library's model with its published weights, from cache or network.
 
     Args:
         name: of the model there; timm's may end with a tag for weights.
@@ -204,7 +214,7 @@ def fetch(library: str, name: str) -> nn.Module:
 
 
 def _address(library: str, name: str) -> str | None:
-    """Return where the weights are that a library publishes for a model; None if it publishes none."""
+    """Return where a library publishes weights for a model; None if nowhere."""
     if library == "torchvision":
         from torchvision import models
 
@@ -220,7 +230,10 @@ def _address(library: str, name: str) -> str | None:
 
 @contextmanager
 def _no_retries() -> Iterator[None]:
-    """Without a network, look into Hugging Face's cache only: it would try a dozen times, for most of a minute."""
+    """Use Hugging Face's cache only where there is no network.
+
+    It would try a dozen times, for most of a minute.
+    """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

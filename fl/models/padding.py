@@ -9,9 +9,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class Padded(TorchFunctionMode):
-    """Within it nobody learns that a mask of padding hides nothing.
+    """Keep the block from learning that a mask of padding hides nothing.
 
-    The library leaves such a mask out, which changes no result; but vmap cannot ask that of several clients at once.
+    The library leaves such a mask out, which changes no result; but vmap cannot ask about several clients at once.
     """
 
     def __init__(self, shape: torch.Size) -> None:

@@ -33,7 +33,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Space:
-    """A grid of widths and depths of one model. Iteration gives all specs, once each, in the order of the candidates.
+    """A grid of widths and depths of one model.
+
+    Iteration gives all specs, once each, in the order of the candidates.
 
     Attributes:
         base: the model at full size.
@@ -79,7 +81,7 @@ class Space:
 
     @cached_property
     def counts(self) -> dict[tuple[Spec, Unit], int]:
-        """The counts of candidates that are known; they go with the space, since specs hold users' models."""
+        """The known counts of candidates, kept here since specs hold users' models."""
         return {}
 
     @property
@@ -153,7 +155,7 @@ class Space:
 
     @property
     def smallest(self) -> Spec:
-        """The candidate with the smallest of all widths and depths; FLError if no depth is smallest everywhere."""
+        """The candidate with the smallest widths and depths; FLError if there is none."""
         spec = self._corner(min)
         if spec not in self:
             raise FLError(f"no depth is the smallest in every section: announce {spec.depth}, too")
@@ -161,7 +163,7 @@ class Space:
 
     @property
     def largest(self) -> Spec:
-        """The model with the largest width and depth of every section, which contains all candidates.
+        """The model with the largest width and depths, which contains all candidates.
 
         It is not a candidate itself if no depth is largest in every section.
         """
@@ -173,7 +175,7 @@ class Space:
         return maximum(every, pick)
 
     def neighbours(self, spec: Spec) -> list[Spec]:
-        """List the candidates that differ from this one in one width or depth, in the order of the grid's genes."""
+        """List the candidates that differ in one width or depth, as the grid's genes go."""
         genes = self.genes(spec)
         return [
             self._make((*genes[:i], other, *genes[i + 1 :]))
@@ -187,7 +189,7 @@ class Space:
         return self._make(_draw(range(size), generator) for size in self._sizes)
 
     def mutate(self, spec: Spec, generator: torch.Generator) -> Spec:
-        """Draw a candidate that differs from this one in one width or depth; this one if there is no other."""
+        """Draw a candidate that differs in one width or depth; this one if none does."""
         others = self.neighbours(spec)
         return _draw(others, generator) if others else spec
 
@@ -211,10 +213,11 @@ def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
 
 
 def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
-    """Find the best candidate that evolution sees, with at most POPULATION x (1 + GENERATIONS) scores and none twice.
+    """Find the best candidate that evolution sees.
 
-    The first population is random. Every later candidate is a random cross of two of the best so far, with one width or
-    depth changed, or more until the candidate is new.
+    It takes at most POPULATION x (1 + GENERATIONS) scores, none twice. The first population is random. Every later
+    candidate is a random cross of two of the best so far, with one width or depth changed, or more until the candidate
+    is new.
 
     Args:
         generator: the result depends only on it and on the scores.
@@ -234,7 +237,7 @@ def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
 
 
 def _rank(space: Space, scores: dict[Spec, float]) -> list[Spec]:
-    """Sort candidates by score, the highest first; equal ones in the order of the grid."""
+    """Sort candidates by score, the highest first; equal ones as in the grid."""
     worth = {spec: -math.inf if math.isnan(value) else value for spec, value in scores.items()}
     return sorted(worth, key=lambda spec: (-worth[spec], space.genes(spec)))
 
@@ -244,11 +247,11 @@ def _draw(values: Sequence[T], generator: torch.Generator) -> T:
 
 
 def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
-    """Find the candidate with the largest count that does not exceed the limit; of equal ones the first of the grid.
+    """Find the candidate with the largest count that does not exceed the limit.
 
-    In mixed spaces of more than 64 candidates not all are counted: starting with the smallest candidate, the width or
-    depth that adds most and still fits is raised, one at a time. In the result no single one can be raised further, but
-    there may be a larger candidate that fits.
+    Of equal ones it is the first of the grid. In mixed spaces of more than 64 candidates not all are counted: starting
+    with the smallest candidate, the width or depth that adds most and still fits is raised, one at a time. In the
+    result no single one can be raised further, but there may be a larger candidate that fits.
 
     Args:
         unit: "macs" of one sample at the base's own image size, "parameters", or "bytes": 4 for each element of the
@@ -284,7 +287,9 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
 
 
 def size(spec: Spec, unit: Unit) -> int:
-    """Count the MACs of one sample, parameters, or bytes of a model. Only models of a library are built in memory.
+    """Count the MACs of one sample, parameters, or bytes of a model.
+
+    Only models of a library are built in memory.
 
     >>> size(Spec("cnn"), "parameters"), size(Spec("cnn"), "bytes")
     (1663370, 6653480)
@@ -308,7 +313,9 @@ def size(spec: Spec, unit: Unit) -> int:
 
 
 def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
-    """Make the smallest model that contains all of these: the maximum of every width and of every section's depth.
+    """Make the smallest model that contains all of these.
+
+    It has the maximum of every width and of every section's depth.
 
     Args:
         pick: min gives the largest model that all of these contain.
@@ -335,8 +342,8 @@ def maximum(specs: Iterable[Spec], pick: Callable[..., Any] = max) -> Spec:
     width = tuple(map(pick, zip(*(spec.width for spec in specs))))
     depths = list(dict.fromkeys(spec.depth for spec in specs))
     if len({depth and len(depth) for depth in depths}) > 1:
-        each = ", ".join(brief(depth, "-") for depth in depths)
-        raise FLError(f"{first.name}: depths {each} do not compare: give one for each section")
+        listed = ", ".join(brief(depth, "-") for depth in depths)
+        raise FLError(f"{first.name}: depths {listed} do not compare: give one for each section")
     return replace(first, width=width, depth=depths[0] and tuple(map(pick, zip(*depths))))
 
 

@@ -1,4 +1,4 @@
-"""Models that a prefix stands for, such as `hf:FOLDER`: their class follows from the data."""
+"""Models that a prefix stands for, such as `hf:FOLDER`, by the class of the data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class Source(ABC):
     A file `sources.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
 
     Attributes:
-        name: as --model has it. drawn: whether its weights are drawn.
+        name: as --model has it. drawn: whether its weights are initialised at random.
     """
 
     drawn = False
@@ -35,14 +35,14 @@ class Source(ABC):
 
     @abstractmethod
     def check_takes(self, data: Dataset) -> None:
-        """Raise FLError for data whose samples or targets are of a kind that no such model has."""
+        """Raise FLError for data whose samples or targets no such model can have."""
 
     @abstractmethod
     def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
-        """Return what makes the model for samples of tokens or numbers, and outputs of this shape for each sample."""
+        """Return what makes the model for tokens or numbers, and outputs of this shape."""
 
     def fit_to(self, data: Dataset, config: Any) -> Dataset:
-        """Return the data as the model is trained on them. Raises FLError for data that it cannot be trained on."""
+        """Return the data as the model is trained on them, or raise FLError."""
         return data
 
     def hint(self, data: Dataset) -> str:

@@ -27,10 +27,10 @@ def zico(
     objective: Objective = cross_entropy,
     context: Any = None,
 ) -> float:
-    """Score a model by the sum over layers of log(sum over weights of mean|g| / std(g)); a higher score is better.
+    """Score a model by the sum over layers of log(sum of mean|g| / std(g)).
 
-    Mean and population standard deviation (of g, as in the released code; ZiCo's paper has that of |g|) are over the
-    batches; g is the gradient of the objective's mean over a batch
+    The inner sum is over weights; a higher score is better. Mean and population standard deviation (of g, as in the
+    released code; ZiCo's paper takes |g|) are over the batches; g is the gradient of the objective's mean over a batch
     in training mode. The layers are the linear and convolutional ones; only their weights count, not their biases.
     Weights whose gradient is the same in all batches are left out, and so are layers without any others. A weight that
     several layers share counts once.
@@ -39,7 +39,7 @@ def zico(
     and call (see `fl.engine.draws`), and no global generator is read.
 
     Args:
-        model: the score is that of its weights. The model does not change.
+        model: its weights are scored. The model does not change.
         batches: normalised inputs and their targets, on the model's device; at least 2, of different samples.
         objective, context: what clients minimise, see `fl.engine.objectives`.
 

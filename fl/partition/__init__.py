@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 
-def _check(found: Any, name: str = "") -> Kind:
-    """Return what a package or a module has if it is a way of dealing samples out; a function of a task is one."""
-    if isinstance(found, Kind):
-        return found
-    if not callable(found) or isinstance(found, type):
-        raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
-    check_takes("", found, "task")
-    return Kind(wraps(found)(lambda task, options: found(task)))
+def _check(candidate: Any, name: str = "") -> Kind:
+    """Return a kind, or a function of a task as a kind; else raise FLError."""
+    if isinstance(candidate, Kind):
+        return candidate
+    if not callable(candidate) or isinstance(candidate, type):
+        raise FLError(f"is {kind_of(candidate)}: name a Kind, or a function of a Task that returns a Partition")
+    check_takes("", candidate, "task")
+    return Kind(wraps(candidate)(lambda task, options: candidate(task)))
 
 
 def _kinds() -> dict[str, Kind]:
-    """Return the kinds of this folder's files, and those of packages."""
+    """Return the kinds of this folder's files, and of installed packages."""
     ours = collect("fl.partition", "KIND", Kind)
     return ours | load_entry_points("partitions", ours, _check)
 
@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = _kinds()
 
 
 def import_kind(path: str) -> Kind:
-    """Import a kind, or a function of a task, by its import path, without adding it to `KINDS`.
+    """Import a kind, or a function of a task, by path, without adding it to `KINDS`.
 
     Raises:
         FLError: for a path of neither.
@@ -70,9 +70,9 @@ def import_kind(path: str) -> Kind:
     ...     print(error)
     --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
     """
-    found = find("partitions", path)
+    target = find("partitions", path)
     try:
-        return _check(found)
+        return _check(target)
     except FLError as wrong:
         raise FLError(f"--partition {path} {wrong}", code=wrong.code) from None
 
@@ -86,16 +86,16 @@ def deal(
     owners: Tensor | None = None,
     **options: Any,
 ) -> Partition:
-    """Deal out samples to clients.
+    """Partition samples among clients.
 
     Args:
         labels: int64 [N]; [N, T] for text, [N, H, W] for masks and float32 [N, D] for numbers, which only some kinds
-            can deal out.
+            can partition.
         kind: one of `KINDS`, or an import path.
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
         owners: the natural owner of each sample, int64 [N]; None for data without owners.
-        options: those of the kind, see `Kind.options`, if they are not the defaults.
+        options: the kind's, see `Kind.options`, if they are not the defaults.
 
     Raises:
         FLError: for an unknown kind, and for data that cannot be divided like this.
@@ -131,11 +131,14 @@ def deal(
 
 
 def check_text_kind(kind: str, why: str = "text has none") -> None:
-    """Raise FLError for a partition that depends on class labels, which text, masks and numbers to predict have not."""
+    """Raise FLError for a partition that depends on class labels.
+
+    Text, masks and numbers to predict have none.
+    """
     if not KINDS[kind].text:
-        able = ", ".join(name for name, one in KINDS.items() if one.text)
-        own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
-        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}", code="unsupported")
+        able = ", ".join(name for name, candidate in KINDS.items() if candidate.text)
+        hint = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{hint}", code="unsupported")
 
 
 def overview() -> str:

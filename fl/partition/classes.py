@@ -1,4 +1,4 @@
-"""Partitions by classes: shards (each client has a few) and clusters (those of a cluster share them)."""
+"""Partitions by classes: shards (a few for a client), clusters (which share some)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,11 +42,11 @@ class ClustersOptions:
 
 
 def shards(task: Task, options: ShardsOptions) -> Partition:
-    """Deal each client a share of the classes, with equal counts per class (FedFA's non-IID setting, section 5: 20%).
+    """Deal each client a share of the classes, with equal counts per class.
 
-    Classes are divided evenly: the numbers of clients that hold them differ by one at most. All clients have the
-    same number of samples of each of their classes, one class at least, which is the largest possible number; what is
-    left is not used.
+    FedFA's non-IID setting, section 5: 20%. Classes are divided evenly: the numbers of clients that hold them differ by
+    one at most. All clients have the same number of samples of each of their classes, one class at least, which is the
+    largest possible number; what is left is not used.
     """
     share, clients = options.class_share, task.clients
     if not 0 < share <= 1:
@@ -64,25 +64,28 @@ def shards(task: Task, options: ShardsOptions) -> Partition:
         )
     owners = np.full(len(y), -1)
     for c, samples in enumerate(members):
-        mine = np.flatnonzero((held == c).any(1))
-        owners[samples[: count * len(mine)]] = np.repeat(mine, count)
+        takers = np.flatnonzero((held == c).any(1))
+        owners[samples[: count * len(takers)]] = np.repeat(takers, count)
     return Partition(Parts.of_owners(owners, clients), alone(clients))
 
 
-def deal_classes(classes: int, holders: int, each: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal distinct classes to every holder, [holders, each]; each class is dealt equally often, give or take one."""
+def deal_classes(classes: int, holders: int, per_holder: int, rng: np.random.Generator) -> np.ndarray:
+    """Deal distinct classes to every holder, [holders, per_holder].
+
+    Each class is dealt equally often, give or take one.
+    """
     dealt = np.zeros(classes, dtype=np.int64)
     rows = []
     for _ in range(holders):
         order = rng.permutation(classes)
-        row = order[np.argsort(dealt[order], kind="stable")[:each]]  # those dealt least so far, ties at random
+        row = order[np.argsort(dealt[order], kind="stable")[:per_holder]]  # those dealt least so far, ties at random
         dealt[row] += 1
         rows.append(row)
     return np.stack(rows)
 
 
 def clusters(task: Task, options: ClustersOptions) -> Partition:
-    """Deal by clusters: on each level the clients form clusters, each with classes of its own.
+    """Deal by clusters, which clients form on each level, each with its own classes.
 
     One level: every cluster has `cluster_classes` of all classes. If there are too few for that, clusters overlap, as
     little as possible. Several levels, from coarse to fine: each has classes of its own, which are divided among its
@@ -109,9 +112,9 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
     pool = rng.permutation(len(names))
     owners = np.full(len(y), -1)
     for level, (k, c) in enumerate(zip(counts, classes)):
-        pool, mine = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
-        dealt = mine[deal_classes(len(mine), k, c, rng)]  # [k, c]
-        for label in mine:
+        pool, labels = (pool, pool) if len(counts) == 1 else (pool[k * c :], pool[: k * c])
+        dealt = labels[deal_classes(len(labels), k, c, rng)]  # [k, c]
+        for label in labels:
             holders = np.flatnonzero(np.isin(structure[level], np.flatnonzero((dealt == label).any(1))))
             members = rng.permutation(np.flatnonzero(y == names[label]))
             if len(holders):
@@ -126,10 +129,10 @@ def clusters(task: Task, options: ClustersOptions) -> Partition:
 
 
 def nest_clusters(counts: Sequence[int], clients: int) -> np.ndarray:
-    """Assign each client a cluster on each level [levels, clients]: runs of clients, finer within coarser.
+    """Assign each client a cluster on each level: runs of clients, finer in coarser.
 
-    The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many of these: of (2, 3) and 5
-    clients [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]].
+    Returns [levels, clients]. The finest runs have nearly equal lengths; coarser ones are unions of nearly equally many
+    of these: of (2, 3) and 5 clients [[0, 0, 0, 0, 1], [0, 0, 1, 1, 2]].
     """
     rows = [np.arange(clients) * counts[-1] // clients]
     for coarse, fine in zip(counts[-2::-1], counts[:0:-1]):
@@ -138,7 +141,10 @@ def nest_clusters(counts: Sequence[int], clients: int) -> np.ndarray:
 
 
 def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of classes of each cluster, one a level, if need be FeMAM's or an equal share, rounded up."""
+    """Return the number of classes of each cluster, one a level.
+
+    If need be it is FeMAM's, or an equal share, rounded up.
+    """
     if not classes and (total, counts) in _TABLE:
         return _TABLE[total, counts]
     if not classes and len(counts) == 1:
@@ -154,11 +160,11 @@ def _classes_of(total: int, counts: tuple[int, ...], classes: tuple[int, ...]) -
 
 
 def _share_out(total: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose how many classes clusters have on several levels, where the paper has no numbers; coarse levels have more.
+    """Choose how many classes clusters have, where the paper has no numbers.
 
-    Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages of Table C.1 (40, 37 and
-    23% on three levels). What is left over goes to the levels in turn, coarse ones first: one more class for each of
-    their clusters.
+    Coarse levels have more. Of L levels, the l-th gets a share in proportion to 2L - l, which is close to the averages
+    of Table C.1 (40, 37 and 23% on three levels). What is left over goes to the levels in turn, coarse ones first: one
+    more class for each of their clusters.
 
     >>> _share_out(62, (3, 6, 11)), _share_out(10, (2, 3)), _share_out(100, (3, 6, 11))
     ((9, 4, 1), (3, 1), (14, 6, 2))

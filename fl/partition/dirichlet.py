@@ -1,4 +1,4 @@
-"""Label skew by a Dirichlet distribution: each class is shared out in its own way, so that clients differ in size."""
+"""Label skew by a Dirichlet distribution: clients differ in classes and in size."""
 
 import heapq
 import logging
@@ -28,12 +28,13 @@ class DirichletOptions:
 
 
 def dirichlet(task: Task, options: DirichletOptions) -> Partition:
-    """Deal each class out by a Dirichlet distribution over the clients (Yurochkin et al. 2019), with a balance rule.
+    """Deal each class by a Dirichlet distribution over clients, with a balance rule.
 
-    Each class is divided in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
-    more get none; the other shares are renormalised, and the class is cut at their cumulative sum. So FedMR's released
-    code, PFLlib and NIID-Bench do it. Sizes differ widely; `dirichlet_mixture` draws a mixture of classes for each
-    client, as Hsu et al. (2019) do, whom FedMR's paper cites. At alpha 0.1 the two are far apart.
+    Source: Yurochkin et al. 2019. Each class is divided in shares p ~ Dir(alpha) over the clients. Clients that already
+    have N / clients samples or more get none; the other shares are renormalised, and the class is cut at their
+    cumulative sum. So FedMR's released code, PFLlib and NIID-Bench do it. Sizes differ widely; `dirichlet_mixture`
+    draws a mixture of classes for each client, as Hsu et al. (2019) do, whom FedMR's paper cites. At alpha 0.1 the two
+    are far apart.
     """
     y = task.labels.cpu().numpy()
     parts = draw_until(task, "dirichlet", options.alpha, lambda: _draw(y, task.clients, options.alpha, task.rng))
@@ -80,7 +81,7 @@ def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
-    """Give every client `minimum` samples: one at a time, drawn at random from the client that then has most.
+    """Give every client `minimum` samples, one at a time, from the largest client.
 
     Changes the client of each sample [N], and returns how many samples moved.
     """
@@ -98,7 +99,7 @@ def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Ge
 
 
 def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the client of each sample [N], and count the samples of each client [clients]."""
+    """Draw the client of each sample [N], and count each client's samples."""
     owners, sizes = np.empty(len(y), dtype=np.int64), np.zeros(clients, dtype=np.int64)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))

@@ -9,13 +9,13 @@ from fl.partition.unlabelled import check_sizes, even
 
 
 def dirichlet_mixture(task: Task, options: DirichletOptions) -> Partition:
-    """Draw a mixture of classes for each client (Hsu et al. 2019), all clients with equally many samples.
+    """Draw a mixture of classes for each client, all of equal size.
 
-    Client k has the mixture q_k ~ Dir(alpha p), where p are the shares of the classes in the data times their number,
-    so that alpha is each class's concentration where classes are equally frequent (as in FedAvgM's baseline of Flower
-    and FedDyn's code, which have p = 1). One client after another draws its samples from q_k without replacement; of a
-    class that has run out no more are drawn, and the other shares are renormalised. All samples are used: sizes differ
-    by one at most, and the last clients take what the first ones left.
+    Source: Hsu et al. 2019. Client k has the mixture q_k ~ Dir(alpha p), where p are the shares of the classes in the
+    data times their number, so that alpha is each class's concentration where classes are equally frequent (as in
+    FedAvgM's baseline of Flower and FedDyn's code, which have p = 1). One client after another draws its samples from
+    q_k without replacement; of a class that has run out no more are drawn, and the other shares are renormalised. All
+    samples are used: sizes differ by one at most, and the last clients take what the first ones left.
     """
     check_alpha(options.alpha)
     rng, sizes = task.rng, even(len(task.labels), task.clients)

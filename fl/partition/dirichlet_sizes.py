@@ -1,4 +1,4 @@
-"""Quantity skew by a Dirichlet distribution: clients differ in size, and not in their classes."""
+"""Quantity skew by a Dirichlet distribution: clients differ in size alone."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ from fl.partition.kind import Kind, Partition, Task, together
 
 
 def dirichlet_sizes(task: Task, options: DirichletOptions) -> Partition:
-    """Deal the samples out at random, in sizes drawn from a Dirichlet distribution (NIID-Bench, Li et al. 2022).
+    """Deal samples at random, in sizes from a Dirichlet distribution.
 
-    The clients' shares of all samples are p ~ Dir(alpha), and the shuffled samples are cut at their cumulative sum.
-    The draw is repeated until every client has the minimum, see `draw_until`.
+    Source: NIID-Bench, Li et al. 2022. The clients' shares of all samples are p ~ Dir(alpha), and the shuffled samples
+    are cut at their cumulative sum. The draw is repeated until every client has the minimum, see `draw_until`.
     """
     n, clients = len(task.labels), task.clients
 

@@ -57,10 +57,10 @@ class Kind:
         deal: (task, options) -> the partition. It raises FLError if the data cannot be divided like this.
         options: the defaults of what it reads, as a frozen dataclass; None if it reads nothing. The fields become flags
             and settings, so two kinds can have an option of the same name only if they have the same dataclass.
-        text: whether it can deal out text, which has no class labels.
+        text: whether it can partition text, which has no class labels.
         about: a few words for --help.
         word: options -> what titles say after its name.
-        partial: whether it deals out the samples of as many owners as there are clients, so that it is no surprise if
+        partial: whether it takes the samples of as many owners as there are clients, so that it is no surprise if
             others are left.
     """
 
@@ -89,12 +89,12 @@ class Kind:
 
 
 def together(clients: int) -> Tensor:
-    """Make the structure of clients that do not differ: one cluster, int64 [1, clients]."""
+    """Make the structure of clients that are alike: one cluster, int64 [1, clients]."""
     return torch.zeros(1, clients, dtype=torch.int64)
 
 
 def alone(clients: int) -> Tensor:
-    """Make the structure of clients that all differ: a cluster for each, int64 [1, clients]."""
+    """Make the structure of clients that all differ: one each, int64 [1, clients]."""
     return torch.arange(clients)[None]
 
 

@@ -1,4 +1,4 @@
-"""Splits: a few tensors, however many clients, of the samples that each trains, validates and tests on."""
+"""Splits: the samples that each client trains, validates and tests on, as tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, clients: int, samples: np.ndarray | None = None) -> "Parts":
-        """Collect the samples of each client, in ascending order, from the client of each sample.
+        """Collect each client's samples, ascending, from the client of each sample.
 
         Args:
             owners: the client of each sample, [M]; -1 for none.
@@ -71,15 +71,16 @@ class Parts(Sequence[Tensor]):
         Args:
             marks: bool, for every sample of the data set.
 
-        >>> rest, own = Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).divide(torch.tensor([0, 1, 1, 0]).bool())
-        >>> rest[0], own[0], own[1]
+        >>> parts = Parts.of([torch.tensor([3, 1]), torch.tensor([2])])
+        >>> rest, marked = parts.divide(torch.tensor([0, 1, 1, 0]).bool())
+        >>> rest[0], marked[0], marked[1]
         (tensor([3]), tensor([1]), tensor([2]))
         """
         owners, chosen = self.owners.numpy(), marks[self.samples].numpy()
-        rest, own = (
+        rest, marked = (
             Parts.of_owners(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
         )
-        return replace(rest, moved=self.moved), own
+        return replace(rest, moved=self.moved), marked
 
     @property
     def sizes(self) -> Tensor:
@@ -112,7 +113,7 @@ class Parts(Sequence[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Splits(Sequence[Split]):
-    """The `Split` of each client, kept as three `Parts`; `splits[k]` is a `Split` of views.
+    """The `Split` of each client, kept as three `Parts`; `splits[k]` gives views.
 
     >>> splits = Splits.of([Split(torch.arange(3), torch.tensor([3]), torch.tensor([4]))])
     >>> splits[0].train, splits.test.samples
@@ -152,23 +153,25 @@ class Splits(Sequence[Split]):
         return map(Split, self.train, self.valid, self.test)
 
 
-def check_all_have(parts: Parts, names: Sequence[str], what: str, way: str) -> None:
+def check_all_have(parts: Parts, names: Sequence[str], noun: str, way: str) -> None:
     """Raise FLError unless every client has samples of its own.
 
     Args:
         names: of the clients; none: they go by their numbers.
-        what: they are called. way: out.
+        noun: what they are called. way: out.
     """
     if len(lack := (parts.sizes == 0).nonzero()[:, 0].tolist()):
         called = [names[client] if names else f"client {client}" for client in lack]
         some = ", ".join(called[:5]) + f" and {len(lack) - 5} more" * (len(lack) > 5)
         raise FLError(
-            f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}", code="data"
+            f"{some} {'have' if len(lack) > 1 else 'has'} no {noun}, and other clients have: {way}", code="data"
         )
 
 
 def _enough(valid: float, test: float) -> int:
-    """Return how many samples are enough for shares of any client that has at least as many; 0 if a thousand are not.
+    """Return how many samples are enough for shares of any client with as many.
+
+    It is 0 if a thousand are not enough.
 
     >>> _enough(0, 0.01), _enough(0.1, 0.1), _enough(0.5, 0.49), _enough(0.5, 0.4999)
     (2, 3, 100, 0)
@@ -180,7 +183,7 @@ def _enough(valid: float, test: float) -> int:
 
 
 def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.Generator) -> Splits:
-    """Split each client's samples at random into training, validation and test samples.
+    """Split each client's samples at random into training, validation and test.
 
     A part whose share is 0 is empty. The other parts, and training, have one sample at least.
 

@@ -1,4 +1,4 @@
-"""Partitions that do not look at labels, and so can deal out text as well: iid, contiguous and natural."""
+"""Partitions that do not look at labels, and take text: iid, contiguous, natural."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class IIDOptions:
 
 
 def iid(task: Task, options: IIDOptions) -> Partition:
-    """Deal the samples out at random, in equal numbers (give or take one) or in unequal ones.
+    """Deal the samples at random, in equal (give or take one) or unequal numbers.
 
     Unequal sizes are uniform between n and 2n, with n such that all samples are used (FedFA's IID setting, section 5).
     """
@@ -31,7 +31,7 @@ def iid(task: Task, options: IIDOptions) -> Partition:
 
 
 def contiguous(task: Task, options: None = None) -> Partition:
-    """Cut the samples, in their order, into pieces of equal size: each client has the next part of a text."""
+    """Cut the samples, in order, into equal pieces: each has the next part of a text."""
     sizes = even(len(task.labels), task.clients)
     check_sizes(sizes, task.minimum)
     return Partition(Parts.of_owners(np.repeat(np.arange(task.clients), sizes), task.clients), alone(task.clients))
@@ -40,7 +40,7 @@ def contiguous(task: Task, options: None = None) -> Partition:
 def natural(task: Task, options: None = None) -> Partition:
     """Make a client of each of `clients` owners, in the order of their numbers.
 
-    They are drawn at random from those with enough samples.
+    They are chosen at random from the owners with enough samples.
     """
     if task.owners is None:
         raise FLError(
@@ -72,12 +72,12 @@ def check_sizes(sizes: np.ndarray, minimum: int) -> None:
 
 
 def even(n: int, clients: int) -> np.ndarray:
-    """Divide n into equal shares [clients]; if it cannot be divided, the first shares are one larger."""
+    """Divide n into equal shares [clients], the first ones larger by one if need be."""
     return n // clients + (np.arange(clients) < n % clients)
 
 
 def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw sizes in proportion to uniform draws between 1 and 2, so that none is more than twice another."""
+    """Draw sizes in proportion to uniform numbers from 1 to 2: none is twice another."""
     shares = rng.uniform(1, 2, clients)
     ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
     sizes = np.diff(ends, prepend=0)  # after rounding, a size may be more than twice another; the loop repairs that

@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures and model, by the seed."""
+"""From settings to a federation and a method: data, split and models, by the seed."""
 
 import logging
 from collections.abc import Callable
@@ -48,8 +48,8 @@ def build(
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
-        dataset: data of your own, in the place of those of the settings; or these, if they are loaded already for
-            another run (by `config.load()`, or `fl.data.load` without changing them since).
+        dataset: data of your own, instead of the data that the settings name; or exactly these, if they are loaded
+            already for another run (by `config.load()`, or `fl.data.load` without changing them since).
         model: your model, instead of the one in the settings: an `nn.Module` with the initial weights, or a function
             that makes one with weights that depend on the seed. Methods that start several models from different
             weights need a function. Or clients' own, of any architectures, for methods that send no
@@ -75,7 +75,9 @@ def build(
 
     base = model_spec(config, dataset, model)
     extensions = [EXTENSIONS[name] for name in config.extensions]
-    take_largest = frozenset[int]().union(*(one.largest(config, rng) for one in extensions if one.largest))
+    take_largest = frozenset[int]().union(
+        *(extension.largest(config, rng) for extension in extensions if extension.largest)
+    )
     spec, specs = _specs(config, base, dataset, splits, rng, take_largest, transport)
     if start is None and config.model.init:
         start = find(config.model.init, spec)
@@ -85,9 +87,9 @@ def build(
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not model_change(config.extensions)
     by_path = model is None and custom_model.is_custom(config.model.name)
     source = custom_model.by_name(config.model.name) if by_path else model
-    own, owned = custom_model.for_clients(source, len(splits))
-    if own:
-        fleet = _make_fleet(config, dataset, net, spec, own, owned, rng)
+    client_models, owned = custom_model.for_clients(source, len(splits))
+    if client_models:
+        fleet = _make_fleet(config, dataset, net, spec, client_models, owned, rng)
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -107,8 +109,8 @@ def build(
         truth=truth,
         transport=transport,
     )
-    for name, one in zip(config.extensions, extensions):
-        fed = one.federation(fed, config, rng) if one.federation else fed
+    for name, extension in zip(config.extensions, extensions):
+        fed = extension.federation(fed, config, rng) if extension.federation else fed
         if not isinstance(fed, Federation):
             raise FLError(f"the extension {name} made no federation: {fed!r}", code="run")
     if fed.training and not transport.has_data:
@@ -155,12 +157,12 @@ def _ask_for_round(config: Config, specs: list[Spec]) -> None:
     a client that trains, all as small as the smallest.
     """
     needed = (config.clients.cohort() + 5) * min(map(weight_bytes, specs))
-    what = f"a round of {config.clients.cohort():,} clients"
-    ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
+    purpose = f"a round of {config.clients.cohort():,} clients"
+    ask_memory(needed, purpose, "use fewer --participants, or a smaller --width or --depth")
 
 
 def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
-    """Ask for what a client's step keeps of one batch, if half of it can be freed early."""
+    """Ask for what a client's step keeps of a batch, if half of it is freed early."""
     size = local.size_of_batches(fed.clients.train)
     least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
     ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
@@ -171,25 +173,25 @@ def _make_fleet(
     dataset: data.Dataset,
     net: nn.Module,
     spec: Spec,
-    own: list[custom_model.Model],
+    client_models: list[custom_model.Model],
     owned: tuple[int, ...],
     rng: Rng,
 ) -> Fleet:
-    """Return the clients' architectures with initial weights; the first is the global model's."""
+    """Return the clients' architectures with initial weights, the global model first."""
     ALGORITHMS[config.method.name].refuse({"own_architectures": "model= of several models"})
     change = model_change(config.extensions)
     if config.model.init or change:
         flag = f"--{change[0]}" if change else "--init"
         raise FLError(f"{flag} is for one model, and these are several: leave it out", code="unsupported")
     kinds = [Architecture(net, None, spec)]
-    for source in own[1:]:
+    for source in client_models[1:]:
         its = model_spec(config, dataset, source)
         kinds.append(Architecture(maker(its, None)(rng.torch("weights")).to(dataset.device), None, its))
     return Fleet(tuple(kinds), owned)
 
 
 def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
-    """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
+    """Warn of weights that look trained but are initialised at random."""
     change, source = model_change(config.extensions), find_source(config.model.name)
     if drawn := getattr(net, "drawn", ()):
         _log.warning(
@@ -203,7 +205,9 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
 def make_models(
     config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-    """Return the global model, a function that makes another, and clients' models if an extension makes several.
+    """Return the global model and a function that makes another.
+
+    There are clients' models, too, if an extension makes several.
 
     All weights that are not in `start` depend on the seed alone.
     """
@@ -214,7 +218,7 @@ def make_models(
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
-    """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
+    """Complete the settings of a run by what was given, and by its held-out samples."""
     config = complete_settings(config, dataset, model)
     return config if dataset is not None and dataset.valid is not None else config.with_validation()
 
@@ -247,13 +251,13 @@ def make_method(config: Config, fed: Federation) -> Algorithm:
 
 
 def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
-    """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
+    """Make the method of the settings, within its extensions, for a federation."""
     algorithm = make_method(config, fed)
     wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
-    if len(first := [f"--{name}" for name, one in wrapping.items() if one.order is Order.PROTECTING]) > 1:
+    if len(first := [f"--{name}" for name, extension in wrapping.items() if extension.order is Order.PROTECTING]) > 1:
         raise FLError(f"{' and '.join(first)} must each be the first to see what clients send: drop all but one")
-    for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
-        within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
+    for name, extension in sorted(wrapping.items(), key=lambda item: item[1].order):
+        within, algorithm = algorithm, extension.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):
             raise FLError(f"the extension {name} made no algorithm of the method: {algorithm!r}", code="run")
         if algorithm.client is not within.client and not fed.transport.has_data:
@@ -274,7 +278,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         )
     if source := find_source(name):
         dataset = source.fit_to(dataset, config)
-    if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
+    if name == "transformer_masked":  # it has to name the tokens, also the hidden ones
         if not dataset.text:
             raise FLError(
                 "--model transformer_masked is made for text, and the data set is none: choose another model",
@@ -317,7 +321,7 @@ def _specs(
     take_largest: frozenset[int],
     transport: Transport,
 ) -> tuple[Spec, list[Spec]]:
-    """Return the global model and each client's own; no own models if all clients have the global one.
+    """Return the specs of the global model and of each client; none if all are alike.
 
     The global model has the maximum of all clients' widths and depths.
     """
@@ -339,7 +343,7 @@ def _specs(
 
 
 def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model | None = None) -> Spec:
-    """Describe the model of the settings for the samples and classes, or the vocabulary, of a data set.
+    """Describe the model of the settings for the samples and classes of a data set.
 
     Args:
         model: a model of your own, if the settings do not name it.
@@ -366,7 +370,10 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
 
 
 def pick_device(name: str) -> torch.device:
-    """Find a torch device by name; `auto` is the first GPU, or the CPU. Each rank has a GPU of its own."""
+    """Find a torch device by name; `auto` is the first GPU, or the CPU.
+
+    Each rank has a GPU of its own.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and current().size > 1:

@@ -18,7 +18,7 @@ _OFTEN = 0.5  # seconds between two such counts
 
 
 class Bar:
-    """A progress bar over the rounds of a run, with the last score, and with the clients of a long round."""
+    """A progress bar over the rounds of a run, and over clients of a long round."""
 
     def __init__(self, run: RunState) -> None:
         config, self._terminal = run.config, sys.stderr.isatty()
@@ -40,7 +40,10 @@ class Bar:
 
     @contextmanager
     def during_round(self) -> Iterator[None]:
-        """Count clients, and write logged lines above the bar. Others may write between two rounds."""
+        """Count clients, and write logged lines above the bar.
+
+        Others may write between two rounds.
+        """
         self._began = time.monotonic()
         with logging_redirect_tqdm(), progress.listen(self._count) if self._terminal else nullcontext():
             yield

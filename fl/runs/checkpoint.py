@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the server's tensors and, in the same file, their round and the best model so far."""
+"""Checkpoints of a run: a file of the server's tensors, round and best model."""
 
 import dataclasses
 import json
@@ -31,7 +31,10 @@ _STATISTICS, _BEST = "statistics", "best"  # stored beside the parts of the serv
 
 
 class Best(NamedTuple):
-    """The best model so far, as --keep-best stores it: its round, and parts of the server, with `statistics`."""
+    """The best model so far, as --keep-best stores it.
+
+    It has the round, and parts of the server, with `statistics`.
+    """
 
     round: int
     parts: Server
@@ -50,10 +53,11 @@ def save(
     best: Best | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the checkpoint of a run folder atomically: a reader finds either the old one or the new one, complete.
+    """Write the checkpoint of a run folder atomically.
 
-    It is one file of `fl.base.tensors`, so that tensors, round and best model always belong together, with tensors
-    named `part/tensor`, the best model's `best/part/tensor`.
+    A reader finds either the old one or the new one, complete. The checkpoint is one file of `fl.base.tensors`, so that
+    tensors, round and best model always belong together, with tensors named `part/tensor`, the best model's
+    `best/part/tensor`.
 
     Args:
         spec: of the model.
@@ -99,13 +103,13 @@ def restore(folder: Path, like: Server, spec: Spec) -> tuple[Server, int]:
     for name, now in json.loads(json.dumps(dataclasses.asdict(spec))).items():
         if (was := header["model"].get(name)) != now:
             raise FLError(f"{other}: {name} was {was}, the settings now mean {now}; start a new run", code="folder")
-    expected, found = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
+    expected, stored = flatten(like), flatten({part: state for part, state in parts.items() if part != _STATISTICS})
     try:
-        check_same(expected, found, "this run", "the checkpoint")
+        check_same(expected, stored, "this run", "the checkpoint")
     except SurgeryError as error:
         raise FLError(f"{other}: {error}", code="folder") from None
     for name, tensor in expected.items():
-        if (was := found[name].dtype) != tensor.dtype:
+        if (was := stored[name].dtype) != tensor.dtype:
             raise FLError(
                 f"{other}: {name} is {was} there, and {tensor.dtype} in this run; start a new run", code="folder"
             )
@@ -120,7 +124,7 @@ def read_best(folder: Path) -> Best | None:
 
 
 def read_model(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, State]:
-    """Read (spec, state) of the global model of a run folder, with the statistics of static batch norms.
+    """Read (spec, state) of a run's global model, with static batch norms' statistics.
 
     Args:
         model: the user's model, if it was given from Python.
@@ -135,7 +139,10 @@ def read_model(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) -> tuple[Spec, dict[str, State]]:
-    """Read the spec of the model and all parts of the server from a run folder; arguments as of `read_model`."""
+    """Read the model's spec and all parts of the server.
+
+    The arguments are as of `read_model`.
+    """
     parts, header = _read(folder, best)
     try:
         return spec_of(folder, header["model"], header["given"].get("model"), model), parts
@@ -147,17 +154,17 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
-    """Read as `read_parts`, but for a run in which clients have own models: of one of these, which is given."""
+    """Read as `read_parts` the one of clients' own models that is given."""
     parts, header = _read(folder, best=False)
-    given = header["given"]
-    if not given.get("models"):
+    inputs = header["given"]
+    if not inputs.get("models"):
         return read_parts(folder, model)
     if model is None or custom_model.first(model) is not model:
         raise FLError(
-            f"{folder} holds a run of {1 + len(given['models'])} architectures: give the one that the new clients "
+            f"{folder} holds a run of {1 + len(inputs['models'])} architectures: give the one that the new clients "
             "have, as model=models[1]"
         )
-    for known in (given["model"], *given["models"]):
+    for known in (inputs["model"], *inputs["models"]):
         with suppress(FLError):
             return spec_of(folder, header["model"], known, model), parts
     raise FLError(
@@ -166,12 +173,17 @@ def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, 
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """Read what a checkpoint keeps beside its tensors: what `save` is given, by the same names; of `best` the round."""
+    """Read what a checkpoint keeps beside its tensors.
+
+    It is what `save` is given, by the same names; of `best` the round.
+    """
     return files.read_header(folder / FILE, _FORMAT)
 
 
 def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
-    """Identify the data and the model of a user's own that a run needs, as JSON has it; None for those by name.
+    """Identify a user's own data and model that a run needs, in JSON.
+
+    It is None for data and models by name.
 
     The settings name such data `given`, `my_module:load` or `csv:FILE`, which does not say what they hold; likewise
     models.
@@ -199,9 +211,9 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
-    """Raise FLError if a run folder holds a run of other data or another model than `now`.
+    """Raise FLError if a run folder's data or model are other ones than `now`.
 
-    `now` is the `custom_inputs` of the run that is to go on; the message says in what they differ.
+    `now` is the `custom_inputs` of the run that is to resume; the message says in what they differ.
     """
     known = read_header(folder)["given"]
     before, data_now, model = known.get("data"), now["data"], known.get("model")
@@ -223,13 +235,13 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run", code="folder")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
-    own, before = _list_own_models(fed), known.get("models", [])
-    if len(own) != len(before):
+    models, before = _list_own_models(fed), known.get("models", [])
+    if len(models) != len(before):
         raise FLError(
-            f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same",
+            f"{folder} holds a run of {len(before) + 1} models, and these are {len(models) + 1}: give the same",
             code="folder",
         )
-    for kind, was in zip(own, before):
+    for kind, was in zip(models, before):
         custom_model.check_same(kind.spec.full(), was, str(folder))
     check_base(folder, fed.model)
 
@@ -237,7 +249,7 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
 def spec_of(
     where: Path, values: Mapping[str, Any], known: Mapping[str, Any] | None, model: Model | None = None
 ) -> Spec:
-    """Return the spec of a model from its fields, as a checkpoint or a file of pathways has them.
+    """Return the spec of a model from its fields in a checkpoint or pathways.
 
     Args:
         where: the run folder or the file.
@@ -248,14 +260,15 @@ def spec_of(
         FLError: if the model is needed and not given, or is another one; ZooError for fields that no model has.
     """
     name = str(values.get("name"))
-    given = {field: value for field, value in values.items() if value is not None}  # None: another version's field, say
+    # None: another version's field, say
+    arguments = {field: value for field, value in values.items() if value is not None}
     if not custom_model.is_custom(name):
         if model is not None:
             raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
-        return spec_class(values.get("name")).from_dict(given)
+        return spec_class(values.get("name")).from_dict(arguments)
     if model is None and name.partition(":")[0] == custom_model.GIVEN:
         raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
-    return custom_model.restore(given, known, str(where), model)
+    return custom_model.restore(arguments, known, str(where), model)
 
 
 def flatten(server: Server) -> dict[str, Tensor]:
@@ -278,8 +291,8 @@ def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
 
 
 def _read(folder: Path, best: bool = False) -> tuple[dict[str, State], dict[str, Any]]:
-    """Return the parts of the server, or of the best model, with `statistics`; and the header."""
+    """Return the server, or the best model, with `statistics`; and the header."""
     tensors, header = files.read(folder / FILE, _FORMAT)
     parts = unflatten(tensors)
-    kept = unflatten(parts.pop(_BEST, {}))
-    return kept if best else parts, header
+    best_parts = unflatten(parts.pop(_BEST, {}))
+    return best_parts if best else parts, header

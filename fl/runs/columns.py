@@ -14,9 +14,12 @@ from fl.runs import evaluate
 from fl.settings.extensions import EXTENSIONS
 
 
-def _score(what: str, heading: str = "", **more: Any) -> Column:
-    """Make the column of a score of the global model, which tables call by what it is, alone or beside clients'."""
-    return Column(due="global", heading=heading or what, beside_clients=f"global {what}", **more)
+def _score(noun: str, heading: str = "", **more: Any) -> Column:
+    """Make the column of a score of the global model.
+
+    Tables call it by its name, alone or beside clients' scores.
+    """
+    return Column(due="global", heading=heading or noun, beside_clients=f"global {noun}", **more)
 
 
 _loss = partial(_score, digits=3, falls=True, limits=(0, math.inf))
@@ -84,10 +87,10 @@ _ASKED = ("test_", "local_valid_", "local_test_")
 
 
 def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
-    """Return the columns of metrics.csv by name, from left to right; methods' columns stand before `_LAST`.
+    """Return the columns of metrics.csv by name, in order, methods' before `_LAST`.
 
     Args:
-        names: of columns, such as those of a table's rows; metrics that were asked for among them come last. All
+        names: of columns, such as the keys of a table's rows; metrics that were asked for among them come last. All
             methods are looked through where one of them is no column of every run, or of `method`.
         method: the method whose columns are among them, whatever the names are.
 
@@ -97,11 +100,11 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
     ('final acc. %', 'roc_auc_ovr')
     """
     strange = [name for name in names if name not in _FIRST and name not in _LAST]
-    asked = [name for name in strange if name.startswith(_ASKED)]
-    own = [method] if method else []
-    known = {*asked, *(column for name in own for column in ALGORITHMS[name].columns)}
-    methods = ALGORITHMS if set(strange) - known else own
-    mine: dict[str, Column] = {}
+    metrics = [name for name in strange if name.startswith(_ASKED)]
+    of_run = [method] if method else []
+    known = {*metrics, *(column for name in of_run for column in ALGORITHMS[name].columns)}
+    methods = ALGORITHMS if set(strange) - known else of_run
+    extra: dict[str, Column] = {}
     for name in methods:
         of_method = ALGORITHMS[name].columns
         if taken := [column for column in of_method if column in _FIRST or column in _LAST]:
@@ -109,8 +112,8 @@ def columns(names: Iterable[str] = (), method: str = "") -> dict[str, Column]:
                 f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name",
                 code="name",
             )
-        mine |= {key: Column(column) if isinstance(column, type) else column for key, column in of_method.items()}
-    return _FIRST | mine | _LAST | {name: _find_column(name) for name in asked if name not in mine}
+        extra |= {key: Column(column) if isinstance(column, type) else column for key, column in of_method.items()}
+    return _FIRST | extra | _LAST | {name: _find_column(name) for name in metrics if name not in extra}
 
 
 def _find_column(name: str) -> Column:
@@ -128,14 +131,14 @@ def _find_column(name: str) -> Column:
 
 
 def list_columns(fed: Federation) -> list[str]:
-    """Return the names of the columns of the metrics that a federation is asked for, and of each test site."""
+    """List the columns of a federation's metrics, and of each test site."""
     parts = ["test", *(f"local_{part}" for part in evaluate.list_held_out(fed))] if fed.metrics else []
-    asked = [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
-    return [*asked, *evaluate.site_columns(fed)]
+    metric_columns = [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
+    return [*metric_columns, *evaluate.site_columns(fed)]
 
 
 def first_score(names: Container[str]) -> str:
-    """Return which score of the global model stands for a run: accuracy, or the error of numbers.
+    """Return which score stands for a run: accuracy, or the error of numbers.
 
     >>> first_score(["loss", "mae", "r2"])
     'mae'

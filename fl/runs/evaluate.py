@@ -33,9 +33,10 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 
 class _Tally(NamedTuple):
-    """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
+    """The predictions of models, still on their device.
 
-    Of masks there are counts for each mask, since there are too many pixels.
+    Nothing has waited for them yet. A token of text is a sample. Of masks there are counts for each mask, since there
+    are too many pixels.
 
     Attributes:
         columns: what the scores of the task are made of, by name, [N, ...].
@@ -53,8 +54,8 @@ _Pieces: TypeAlias = Iterator[tuple[Tensor, Tensor]]
 def _pieces(predict: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, classes: int) -> _Pieces:
     size = max(1, _LOGITS // (classes * (1 if y.is_floating_point() else y[0].numel())))
     for some, labels in zip(split_inputs(x, size), y.split(size)):
-        given = predict(some)
-        yield given, upload(labels, given.device)
+        output = predict(some)
+        yield output, upload(labels, output.device)
 
 
 def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs: bool = False) -> _Tally:
@@ -64,28 +65,28 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
         outputs: whether also the outputs themselves, which metrics take.
     """
     every: dict[str, list[Tensor]] = {}
-    for given, labels in pieces:
-        found = {"loss": measure(loss, given, labels)}
+    for output, labels in pieces:
+        measured = {"loss": measure(loss, output, labels)}
         if task == "text":
             if loss is not cross_entropy:
-                found["nats"] = measure(cross_entropy, given, labels)
-            found["right"] = (given.argmax(-1) == labels).flatten()
-            found["scored"] = is_scored(labels).flatten()
+                measured["nats"] = measure(cross_entropy, output, labels)
+            measured["right"] = (output.argmax(-1) == labels).flatten()
+            measured["scored"] = is_scored(labels).flatten()
         elif task == "segmentation":
-            found = {"loss": of_samples(found["loss"], loss, labels), "scored": weights_of(loss, labels)}
-            found |= _overlap(given, labels)
+            measured = {"loss": of_samples(measured["loss"], loss, labels), "scored": weights_of(loss, labels)}
+            measured |= _overlap(output, labels)
             if outputs:
-                found |= {"labels": labels}
-                given = given.movedim(-1, 1)
+                measured |= {"labels": labels}
+                output = output.movedim(-1, 1)
         elif task == "classification":
-            found |= {"predicted": given.argmax(1), "labels": labels}
+            measured |= {"predicted": output.argmax(1), "labels": labels}
         elif task == "multilabel":
-            found |= {"predicted": given > 0, "labels": labels}
+            measured |= {"predicted": output > 0, "labels": labels}
         else:
-            found |= {"predicted": given, "labels": labels}
+            measured |= {"predicted": output, "labels": labels}
         if outputs:
-            found["outputs"] = given
-        for name, column in found.items():
+            measured["outputs"] = output
+        for name, column in measured.items():
             every.setdefault(name, []).append(column)
     return _Tally({name: torch.cat(columns) for name, columns in every.items()}, tuple(sizes))
 
@@ -111,7 +112,7 @@ def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()
 def _of_owners(
     columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric] = ()
 ) -> list[dict[str, float]]:
-    """Return the scores of each owner of samples, which follow one another, in the order of `SCORES`."""
+    """Return the scores of each owner of consecutive samples, as in `SCORES`."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
 
     counts = np.bincount(owners, columns.get("scored"), len(sizes))
@@ -123,26 +124,26 @@ def _of_owners(
     if task == "segmentation":
         overlaps = Overlap(*(np.add.reduceat(columns[name], np.cumsum([0, *sizes[:-1]])) for name in Overlap._fields))
         columns["loss"] = columns["loss"] * columns["scored"]
-    found = {"loss": mean(columns["loss"])}
+    scores = {"loss": mean(columns["loss"])}
     if task == "text":
         with np.errstate(over="ignore"):
-            found["perplexity"] = np.exp(mean(columns["nats"]) if "nats" in columns else found["loss"])
-        found["accuracy"] = mean(columns["right"])
+            scores["perplexity"] = np.exp(mean(columns["nats"]) if "nats" in columns else scores["loss"])
+        scores["accuracy"] = mean(columns["right"])
     elif overlaps:
         labels = columns["labels"].astype(np.int64) if "labels" in columns else np.empty(0)
-        found |= {"accuracy": overlaps.accuracy(), "mean_iou": overlaps.mean("iou"), "dice": overlaps.mean("dice")}
+        scores |= {"accuracy": overlaps.accuracy(), "mean_iou": overlaps.mean("iou"), "dice": overlaps.mean("dice")}
     elif task == "regression":
         predicted, labels = columns["predicted"].astype(np.float64), columns["labels"].astype(np.float64)
-        found |= {"mae": mean(np.abs(predicted - labels).mean(1)), "r2": r2(predicted, labels, owners)}
+        scores |= {"mae": mean(np.abs(predicted - labels).mean(1)), "r2": r2(predicted, labels, owners)}
     else:
         predicted, labels = columns["predicted"].astype(np.int64), columns["labels"].astype(np.int64)
         right = predicted == labels
-        found["accuracy"] = mean(right if right.ndim == 1 else right.all(1))
-        found["f1"] = macro_f1(predicted, labels, owners)
-    rows = [dict(zip(SCORES[task], row)) for row in zip(*(found[name].tolist() for name in SCORES[task]))]
+        scores["accuracy"] = mean(right if right.ndim == 1 else right.all(1))
+        scores["f1"] = macro_f1(predicted, labels, owners)
+    rows = [dict(zip(SCORES[task], row)) for row in zip(*(scores[name].tolist() for name in SCORES[task]))]
     if overlaps:
-        each = [Overlap(*counts) for counts in zip(*overlaps)]
-        rows = [_with(row, [m for m in metrics if m.counts], overlap) for row, overlap in zip(rows, each)]
+        per_owner = [Overlap(*counts) for counts in zip(*overlaps)]
+        rows = [_with(row, [m for m in metrics if m.counts], overlap) for row, overlap in zip(rows, per_owner)]
         metrics = [metric for metric in metrics if not metric.counts]
     if metrics:
         ends = np.cumsum(sizes)[:-1]
@@ -160,7 +161,7 @@ def _takes_outputs(metrics: Sequence[Metric]) -> bool:
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dict[str, float]:
-    """Score the deployed model on the common test set; metrics that were asked for begin with `test_`.
+    """Score the deployed model on the common test set; metrics begin with `test_`.
 
     Where the test set is of a few owners, such as hospitals, also its accuracy (of numbers the error) at each of them.
 
@@ -170,7 +171,7 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
 
     Args:
         predict: samples -> logits [n, classes], of text [n, T, classes], of masks [n, H, W, classes]; it is called with
-            so many samples at a time that there are about 16 million logits.
+            as many samples at a time as give about 16 million logits.
     """
     data, task = fed.data, task_of(fed.data)
     pieces = _pieces(predict, data.test_x, data.test_y, data.classes)
@@ -178,13 +179,13 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
     tally = _tally(pieces, task, fed.local.loss, (number,), _takes_outputs(fed.metrics))
     columns = {name: values.numpy() for name, values in zip(tally.columns, download([*tally.columns.values()]))}
     (row,) = _of_owners({**columns}, tally.sizes, task, fed.metrics)
-    found = {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
-    first, each = SCORES[task][0], number // len(data.test_y)
+    scores = {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
+    first, per_sample = SCORES[task][0], number // len(data.test_y)
     for column, rows in zip(site_columns(fed), data.test_sites.values()):
-        rows = (rows[:, None] * each + np.arange(each)).ravel()
+        rows = (rows[:, None] * per_sample + np.arange(per_sample)).ravel()
         (row,) = _of_owners({name: values[rows] for name, values in columns.items()}, (len(rows),), task)
-        found[column] = row[first]
-    return found
+        scores[column] = row[first]
+    return scores
 
 
 def site_columns(fed: Federation) -> list[str]:
@@ -192,19 +193,20 @@ def site_columns(fed: Federation) -> list[str]:
     return [f"test_{SCORES[task_of(fed.data)][0]}_{name}" for name in fed.data.test_sites]
 
 
-def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:
-    """Return the participants of a round after local training, without those that were dropped or are malicious.
+def honest_cohort(fed: Federation, states: States, clients: Sequence[int], counted: Sequence[bool]) -> Cohort:
+    """Return the trained participants of a round that were counted and are honest.
 
     Args:
         states: the trained models of all participants, a stack or a list.
+        counted: for each participant, False if it was dropped.
     """
     return Cohort(clients, fed.models_of(clients), states).select(
-        [row for row, keep in enumerate(kept) if keep and clients[row] not in fed.malicious]
+        [row for row, counts in enumerate(counted) if counts and clients[row] not in fed.malicious]
     )
 
 
 def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Score the participants' trained models on the common test set, before they are averaged.
+    """Score the participants' trained models on the test set, before the average.
 
     Returns:
         models_accuracy, models_std: mean and spread of their accuracy. For images, models_own_accuracy: the mean of
@@ -232,19 +234,19 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
             if text:
                 counts.append(F.cross_entropy(double(logits), labels, reduction="sum"))
             else:
-                own = classes[labels]
+                is_own = classes[labels]
                 among = logits.masked_fill(~classes, -torch.inf).argmax(1) == labels
-                counts += [(among & own).sum(), own.sum()]
+                counts += [(among & is_own).sum(), is_own.sum()]
             total[: len(counts)] += torch.stack([double(count) for count in counts])
         return total
 
-    found = current().share([1] * len(states), lambda rows: [sums(row) for row in rows])
-    right, among, own = torch.stack(found).cpu().T  # for text the second is the loss
+    totals = current().share([1] * len(states), lambda rows: [sums(row) for row in rows])
+    right, among, possible = torch.stack(totals).cpu().T  # for text the second is the loss
     n = is_scored(fed.data.test_y).sum().item()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
         return scores | {"models_perplexity": (among / n).exp().mean().item()}
-    return scores | {"models_own_accuracy": (among / own.clamp(min=1)).mean().item()}
+    return scores | {"models_own_accuracy": (among / possible.clamp(min=1)).mean().item()}
 
 
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
@@ -258,7 +260,9 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Return mean cosine similarity of the trained models as FedMR's released code measures it (its Fig. 6).
+    """Return mean cosine similarity of the trained models.
+
+    It is measured as in FedMR's released code (its Fig. 6).
 
     The entries of the state, in its order and with batch norms' statistics and step counters, are cut into chunks of
     five; the measure is the mean of the chunks' cosines. If no entries are left over the last chunk counts twice. Step
@@ -275,7 +279,7 @@ def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
-    """Return the tensors of these names of two or more models with one architecture, if the server has them.
+    """Return named tensors of models of one architecture, if the server has them.
 
     Else none.
     """
@@ -300,7 +304,7 @@ def list_held_out(fed: Federation) -> list[str]:
 
 
 def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
-    """Score every client on its own held-out samples, for the parts that `list_held_out` names.
+    """Score every client on its own held-out samples, see `list_held_out`.
 
     Args:
         models: () -> the models that clients predict with, which are asked for the samples of all clients at once.
@@ -318,8 +322,8 @@ def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels)
     task, loss = task_of(fed.data), fed.local.loss
     tokens = fed.data.y[0].numel() if task == "text" else 1
     tallies = [
-        _tally(outputs(fed, used, each), task, loss, (each.sizes * tokens).tolist(), _takes_outputs(fed.metrics))
-        for each in parts.values()
+        _tally(outputs(fed, used, part), task, loss, (part.sizes * tokens).tolist(), _takes_outputs(fed.metrics))
+        for part in parts.values()
     ]
     return dict(zip(parts, _scores(tallies, task, fed.metrics)))
 

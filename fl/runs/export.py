@@ -1,4 +1,4 @@
-"""Export of the weights of a trained model, as one file or folder for programs that do not know this project."""
+"""Export of trained weights, for programs that do not know this project."""
 
 import copy
 import io
@@ -41,7 +41,9 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a written trained model. A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
+    """A format of a written model.
+
+    A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
 
     Attributes:
         write: (model, new path, origin) -> writes it, whole or not at all.
@@ -94,29 +96,29 @@ def export_model(
     ['weight', 'bias']
     """
     path = Path(file)
-    found = _format_of(path, format)
+    target = _format_of(path, format)
     if not isinstance(trained, nn.Module):
-        net = _from_run(Path(trained), found.folded, model, dataset, client, best)
+        net = _from_run(Path(trained), target.folded, model, dataset, client, best)
     elif client is not None or best or model is not None or dataset is not None:
         raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file", code="file")
-    found.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
+    target.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
     return path
 
 
-def _format_of(path: Path, asked: str | None) -> Format:
+def _format_of(path: Path, wanted: str | None) -> Format:
     """Return the format of a file. Raises FLError for one that cannot be written."""
     formats = collect("fl.runs.export", "FORMATS", Format)
-    folders = [name for name, one in formats.items() if not one.suffix]
-    usual = next((name for name, one in formats.items() if one.usual), "")
-    kind = asked or path.suffix.removeprefix(".") or usual
+    folders = [name for name, candidate in formats.items() if not candidate.suffix]
+    usual = next((name for name, candidate in formats.items() if candidate.usual), "")
+    kind = wanted or path.suffix.removeprefix(".") or usual
     if kind not in formats:
-        what = f"unknown format {kind!r}" if kind else "its name has no suffix"
+        problem = f"unknown format {kind!r}" if kind else "its name has no suffix"
         also = f" ({' and '.join(folders)} are folders)" * bool(folders)
-        raise FLError(f"{path}: {what}: there are {', '.join(formats)}; name the file so, or give one{also}")
+        raise FLError(f"{path}: {problem}: there are {', '.join(formats)}; name the file so, or give one{also}")
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}", code="file")
     return formats[kind]
@@ -136,9 +138,9 @@ def _from_run(
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, as it was trained.
+    """Load the model that a client of a run predicts with, as it was trained.
 
-    The run's data set is needed.
+    It is on the CPU, in evaluation mode. The run's data set is needed.
 
     Args:
         model, dataset: yours, if the run was given one.
@@ -164,7 +166,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """Return a module with the model that a client predicts with, in evaluation mode, as it was trained.
+    """Return a module with a client's model, in evaluation mode, as it was trained.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -182,7 +184,7 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
 
 
 def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
-    """Return a copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
+    """Return a copy of an architecture of the federation with a state, to evaluate."""
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
@@ -191,9 +193,9 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
 
 def _write_file(path: Path, net: nn.Module, content: Callable[[State], bytes]) -> None:
     values = net.state_dict()
-    found = content(dict(zip(values, host_copies(list(values.values())))))
+    data = content(dict(zip(values, host_copies(list(values.values())))))
     with replacing(path) as temporary:
-        temporary.write_bytes(found)
+        temporary.write_bytes(data)
 
 
 def _as_torch(values: State) -> bytes:

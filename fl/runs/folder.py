@@ -1,4 +1,4 @@
-"""Run folders: where they lie, what of them must stay while a run goes on, and how they are read.
+"""Run folders: where they lie, what must stay during a run, how they are read.
 
 start.safetensors has the trained weights of --init, so that resuming does not need their file again; architectures.csv
 what each architecture of a fleet costs, and which clients have it.
@@ -40,10 +40,10 @@ _log = logging.getLogger("fl")
 
 
 def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spec) -> tuple[Server, int]:
-    """Return the server of a run folder and the rounds that it has done; the initial one before the first checkpoint.
+    """Return the server of a run folder and its number of rounds.
 
-    Raises FLError for a checkpoint that is damaged, gone, of another model or method, or of other settings, and for a
-    table that does not belong to it.
+    Before the first checkpoint it is the initial one. Raises FLError for a checkpoint that is damaged, gone, of another
+    model or method, or of other settings, and for a table that does not belong to it.
     """
     if not (folder / checkpoint.FILE).exists():
         table = folder / metrics.FILE
@@ -63,7 +63,7 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
 
 
 def check_intact(folder: Path, config: Config, table: bool = True) -> None:
-    """Raise FLError for a checkpoint of other settings than these, or beside another table than its own.
+    """Raise FLError for a checkpoint of other settings, or beside another table.
 
     Settings that only one of two versions of this package has are not compared, nor are rounds of the table after the
     checkpoint.
@@ -74,7 +74,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     header = checkpoint.read_header(folder)
     try:
         saved = earlier.flags(header["settings"])
-        neutral = {one.flag: plain(one.value) for one in Config().settings() if one.group in EXTENSIONS}
+        neutral = {setting.flag: plain(setting.value) for setting in Config().settings() if setting.group in EXTENSIONS}
         for flag, value in list_fixed(config).items():
             if (before := saved.get(flag, neutral.get(flag, value))) != value:
                 was, now = (write_value(tuple(v) if isinstance(v, list) else v) for v in (before, value))
@@ -90,7 +90,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     except FLError:
         if checkpoint.read_header(folder) == header:
             raise
-        check_intact(folder, config, table)  # the run goes on meanwhile, and has written another
+        check_intact(folder, config, table)  # the run continues meanwhile, and has written another
 
 
 def run_name(config: Config) -> str:
@@ -99,7 +99,7 @@ def run_name(config: Config) -> str:
 
 
 def new_folder(out: str, name: str | None, title: str) -> Path:
-    """Name the folder for a new run: the given --name, or the title with a number where it is taken.
+    """Name the folder for a new run: --name, or the title, numbered where it is taken.
 
     Args:
         out: the folder that it lies in.
@@ -117,7 +117,7 @@ def new_folder(out: str, name: str | None, title: str) -> Path:
 
 
 def list_fixed(config: Config) -> dict[str, Any]:
-    """Return the settings, by flag, that a resumed run must not change, as plain values.
+    """Return the settings, by flag, that a resumed run must not change.
 
     The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
     evaluated where --keep-best or --patience compare all evaluations.
@@ -133,27 +133,31 @@ def list_fixed(config: Config) -> dict[str, Any]:
         free.discard("rounds")
     if config.evaluation.keep_best or config.patience:
         free.discard("eval_every")
-    return {one.flag: plain(one.value) for one in config.settings() if not one.unread and one.name not in free}
+    return {
+        setting.flag: plain(setting.value)
+        for setting in config.settings()
+        if not setting.unread and setting.name not in free
+    }
 
 
 def save_initial_weights(folder: Path, start: Start) -> None:
-    """Write the weights of --init into a run folder, unless they are there, and tell what was not taken of them."""
+    """Write the weights of --init into a run folder, and tell what was not taken."""
     if (folder / INITIAL).exists():
         return
-    said = {name: value for name, value in start._asdict().items() if name != "taken"}
-    tensors.write(folder / INITIAL, _FORMAT, start.taken, said)
+    metadata = {name: value for name, value in start._asdict().items() if name != "taken"}
+    tensors.write(folder / INITIAL, _FORMAT, start.taken, metadata)
     _log.warning(start.describe())
 
 
 def load_initial_weights(folder: Path, config: Config) -> Start | None:
-    """Read the weights of --init that a run folder keeps; None if there are none, or not yet.
+    """Read the weights of --init that a run folder keeps; None if there are none.
 
     Args:
         config: the settings of the run.
 
     Raises:
-        FLError: for a file that is damaged, gone since the run has a checkpoint, or of another --init than that of the
-            settings.
+        FLError: for a file that is damaged, gone since the run has a checkpoint, or of another --init than the
+            settings have.
     """
     path = folder / INITIAL
     if not path.exists():
@@ -164,8 +168,8 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
                 code="file",
             )
         return None
-    taken, said = tensors.read(path, _FORMAT)
-    start = Start(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
+    taken, metadata = tensors.read(path, _FORMAT)
+    start = Start(taken, metadata["source"], metadata["sha256"], tuple(metadata["left"]), tuple(metadata["summed"]))
     init = str(config.model.init) if config.model.init else None
     if (start.source.partition(":")[0] if init in LIBRARIES else start.source) != init:
         now = f"--init {init}" if init else "no --init"
@@ -189,7 +193,7 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
     fleet = fed.fleet_or_uniform
     rows = []
     for k, kind in enumerate(fleet.architectures):
-        owners = [client for client, own in enumerate(fleet.owned) if own == k]
+        owners = [client for client, index in enumerate(fleet.owned) if index == k]
         weight = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
         row = {
             "width": brief(kind.spec.width, "-") if kind.spec else "",
@@ -234,8 +238,8 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     Args:
         model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
             that makes it.
-        best: that of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best; by default that
-            of the last round.
+        best: the model of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best, instead of
+            the last round's.
 
     What an extension trained beside the model's parameters, such as adapters, is folded into these.
 
@@ -251,7 +255,7 @@ def fold_model(config: Config, model: nn.Module) -> nn.Module:
 
 
 def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """Load the trained global model of a run folder as `load_model` does, with what an extension trained beside it."""
+    """Load the global model of a run as `load_model` does, with extensions' parts."""
     config = Config.read(folder)
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)

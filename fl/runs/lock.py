@@ -26,7 +26,7 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
-    """Lock a run folder for as long as the block lasts; make it unless a run is resumed.
+    """Lock a run folder within the block; make it unless a run is resumed.
 
     A new folder that is empty at the end, as after settings that were refused, is deleted again.
 
@@ -35,23 +35,23 @@ def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
     """
     if resume and not folder.is_dir():
         raise FLError(f"{folder} is not a run folder, so nothing can be resumed there", code="folder")
-    made = [] if resume else _make(folder)
+    created = [] if resume else _make(folder)
     try:
         with folder_lock(folder):
             if not resume:
                 _check_unused(folder)
             yield
     finally:
-        for one in made:
+        for path in created:
             with suppress(OSError):  # it has something in it
-                one.rmdir()
+                path.rmdir()
 
 
 def is_unused(folder: Path) -> bool:
     """Return whether there is no such folder, or an empty one."""
     if not folder.exists():
         return True
-    return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())
+    return folder.is_dir() and all(path.name == FILE or is_leftover(path.name) for path in folder.iterdir())
 
 
 def _check_unused(folder: Path) -> None:
@@ -73,13 +73,13 @@ def _make(folder: Path) -> list[Path]:
     """Make a folder; returns those that there were not, the innermost first."""
     try:
         _check_unused(folder)
-        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except FLError:
         raise
     except (OSError, ValueError) as error:
         raise FLError(f"{folder} cannot be made: {getattr(error, 'strerror', error)}", code="file") from None
-    return made
+    return created
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def _take(path: Path) -> int:
-    """Take the lock, write this process into its file, and return the file descriptor that has it."""
+    """Take the lock, write this process into its file, return the file descriptor."""
     while True:
         # A link is not followed, and a pipe not waited for: the lock is in the way of neither, and says so.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | _NEITHER, 0o666)

@@ -21,7 +21,7 @@ _FREE = {"out", "name", "device", "data-on", "data-root", "log", "checkpoint-eve
 
 
 def check_ranks_agree(run: RunState) -> None:
-    """Check that all ranks do the same run, and start them at the round of rank 0, which may resume.
+    """Check that all ranks do the same run, and start them at the round of rank 0.
 
     Raises:
         FLError: if a rank has other settings, another version or other data than rank 0; it says which and in what.
@@ -32,23 +32,25 @@ def check_ranks_agree(run: RunState) -> None:
     ranks.device = run.fed.data.device
     words = {package: version_of(package) for package in ("layer-surgery", "torch")}
     words |= {
-        f"--{one.flag}": plain(one.value) for one in run.config.settings() if not one.unread and one.flag not in _FREE
+        f"--{setting.flag}": plain(setting.value)
+        for setting in run.config.settings()
+        if not setting.unread and setting.flag not in _FREE
     }
     words |= {f"data {part}": value for part, value in data.fingerprint(run.fed.data).items()}
     model = str({name: list(tensor.shape) for name, tensor in checkpoint.flatten(run.server).items()})
     words |= {"device": ranks.device.type, "model": hashlib.sha256(model.encode()).hexdigest()[:12]}
-    said = ranks.tell((run.done, words))
-    run.done, first = said[0]
-    for rank, (_, other) in enumerate(said):
+    reports = ranks.tell((run.done, words))
+    run.done, first = reports[0]
+    for rank, (_, other) in enumerate(reports):
         for name in first | other:
-            its, mine = (write_value(word.get(name)) for word in (other, first))
-            if its != mine:
-                reason = f"rank {rank} has {name} {its}, and rank 0 has {mine}"
+            its, expected = (write_value(word.get(name)) for word in (other, first))
+            if its != expected:
+                reason = f"rank {rank} has {name} {its}, and rank 0 has {expected}"
                 raise FLError(f"{reason}: start all ranks with the same command on the same data", code="peers")
 
 
 def sync_server(run: RunState) -> dict | None:
-    """Go on with the server of rank 0, and return the summary with which rank 0 has ended the run, if it has.
+    """Continue with the server of rank 0; return its summary if it has ended the run.
 
     Other ranks have the same server, bit for bit, where their processors compute alike; where they do not, or rank 0
     has resumed the run, it is sent.
@@ -59,13 +61,13 @@ def sync_server(run: RunState) -> dict | None:
     words = ranks.tell((None, _sums([tensor for state in run.server.values() for tensor in state.values()])))
     summary, sums = words[0]
     if summary is None and any(word != sums for _, word in words):
-        found = ranks.gather(run.server if ranks.rank == 0 else {})[0]
-        run.server = tree_map(lambda mine, its: its.to(mine.device), run.server, found)
+        shared = ranks.gather(run.server if ranks.rank == 0 else {})[0]
+        run.server = tree_map(lambda local, its: its.to(local.device), run.server, shared)
     return summary
 
 
 def tell_end(summary: dict) -> None:
-    """End the run of all ranks with the summary of rank 0: the others are in `sync_server`."""
+    """End the run of all ranks, which wait in `sync_server`, with rank 0's summary."""
     current().tell((summary, []))
 
 
@@ -77,4 +79,4 @@ def _sums(tensors: Sequence[Tensor]) -> list[int]:
             tensor = tensor[:1]
         whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
         sums.append(tensor.contiguous().view(-1).view(whole).sum(dtype=torch.int64))
-    return torch.stack([each.cpu() for each in sums]).tolist()
+    return torch.stack([checksum.cpu() for checksum in sums]).tolist()

@@ -18,9 +18,10 @@ _ID = "wandb-id.txt"
 
 @contextmanager
 def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
-    """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder.
+    """Log columns as curves for `tensorboard --logdir FOLDER`.
 
-    A resumed run continues it: the rounds that it repeats take the place of the former ones.
+    They lie in the folder `tensorboard` of the run folder. A resumed run continues them: the rounds that it repeats
+    take the place of the former ones.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -51,14 +52,14 @@ def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
     """
     import wandb
 
-    kept = run.folder / _ID
-    new = not kept.exists()
+    id_file = run.folder / _ID
+    new = not id_file.exists()
     if new:
-        write_text(kept, uuid.uuid4().hex[:12])
+        write_text(id_file, uuid.uuid4().hex[:12])
     try:
         log = wandb.init(
             project="layer-surgery",
-            id=kept.read_text(),
+            id=id_file.read_text(),
             name=run.folder.name,
             dir=run.folder,
             config=yaml.safe_load(run.config.to_yaml()),
@@ -90,8 +91,8 @@ LOGS: dict[str, Callable[[RunState], AbstractContextManager[Callable[[Row], None
 def require(names: Sequence[str]) -> None:
     """Raise FLError if the package of one of these logs is missing."""
     for package in names:
-        found = find_spec(package)
-        if found is None or found.origin is None:  # without an origin it is just a folder of that name
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # without an origin it is just a folder of that name
             raise FLError(
                 f"--log {package} needs a package that is missing: pip install 'layer-surgery[{package}]'",
                 code="missing",

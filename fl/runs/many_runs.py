@@ -25,7 +25,7 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM inside this block, say where the results are and how to continue, if rounds are left."""
+    """On Ctrl-C or SIGTERM in this block, say where results are and how to resume."""
     summary = folder / "summary.json"
     before = summary.stat().st_mtime_ns if summary.exists() else 0
     try:
@@ -84,12 +84,12 @@ def train_all(
     ended, leads = Ended(), current().rank == 0
     with open_run_folder(settings.parent, resume) if leads else nullcontext():
         if leads:
-            for path, one in runs.items():  # an error in the last must come before the first trains
-                _check(one, path, dataset, model)
+            for path, config in runs.items():  # an error in the last must come before the first trains
+                _check(config, path, dataset, model)
             write_text(settings, text)
-        for path, one in runs.items():
+        for path, config in runs.items():
             try:
-                failed = simulate(one, path, path.exists(), dataset, model).get("failed", "")
+                failed = simulate(config, path, path.exists(), dataset, model).get("failed", "")
                 ended.done.append(path)
             except Diverged as error:
                 if len(ended.failed) == len(runs) - 1 and not ended.done:
@@ -102,7 +102,7 @@ def train_all(
 
 
 def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | None) -> None:
-    """Build a run and drop it, so that what is wrong with it is refused before the first run trains."""
+    """Build a run and drop it, to refuse mistakes before the first run trains."""
     # It is built again when its turn comes, since all together may not fit into memory. Less than building would not
     # do: whether the data set can be partitioned with this seed, whether the model takes its samples, whether a
     # client's budget has an architecture, whether the weights of --init fit, and whether a folder's checkpoint is of

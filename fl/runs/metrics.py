@@ -1,4 +1,4 @@
-"""metrics.csv, one row a round, and clients.csv, one row a client and evaluated round."""
+"""metrics.csv, one row a round; clients.csv, one row a client and evaluation."""
 
 import csv
 import itertools
@@ -31,20 +31,20 @@ class Metrics:
     Args:
         path: the CSV file, which is overwritten.
         rows: an earlier, interrupted run's, see `read_kept`.
-        asked: the columns of metrics that were asked for, see `fl.runs.columns.list_columns`.
+        metrics: the columns of metrics that were asked for, see `fl.runs.columns.list_columns`.
         method: the run's.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = (), method: str = "") -> None:
-        self.path, self.rows, self._of_run = path, list(rows), (asked, method)
+    def __init__(self, path: Path, rows: Sequence[Row] = (), metrics: Sequence[str] = (), method: str = "") -> None:
+        self.path, self.rows, self._of_run = path, list(rows), (metrics, method)
         self._find_kinds(_names(self.rows))
         self._write()
 
     def _find_kinds(self, names: Iterable[str]) -> None:
-        asked, method = self._of_run
+        metrics, method = self._of_run
         self.kinds = {
             name: column.kind
-            for name, column in columns([*asked, *(name for name in names if name not in asked)], method).items()
+            for name, column in columns([*metrics, *(name for name in names if name not in metrics)], method).items()
         }
 
     def add(self, row: Row) -> None:
@@ -75,7 +75,7 @@ class Metrics:
 
 
 def read_kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
-    """Read the rows of an interrupted run's metrics.csv that a resumed run keeps. Nothing is written.
+    """Read the rows of a metrics.csv that a resumed run keeps. Nothing is written.
 
     Args:
         done: rounds of its checkpoint; later ones are dropped, since they run again.
@@ -97,12 +97,13 @@ def read_kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[
 
 
 class ClientTable:
-    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
+    """The table clients.csv: every client's scores on its own held-out samples.
 
-    It is not written if clients hold nothing out. Where clients are owners (hospitals, writers), it has their names.
+    There are rows for every evaluated round. The table is not written if clients hold nothing out. Where clients are
+    owners (hospitals, writers), it has their names.
 
     Args:
-        rows: those of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
+        rows: of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
 
     Raises:
         FLError: unless the table has all rounds that were evaluated.
@@ -114,7 +115,7 @@ class ClientTable:
             return
         self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
         whats = (*SCORES[task_of(fed.data)], *(name for metric in fed.metrics for name in metric.names))
-        scores = [f"{part}_{what}" for part in self.parts for what in whats]
+        scores = [f"{part}_{name}" for part in self.parts for name in whats]
         self.names = [[name] for name in fed.client_names]
         columns = ["client", *["owner"] * bool(self.names), "round", "train", "valid", "test", *scores]
         try:
@@ -124,16 +125,16 @@ class ClientTable:
         except (ValueError, csv.Error):
             before = []
         rounds = [str(row["round"]) for row in select_evaluated(rows)]
-        kept = [row for row in before if row["round"] in rounds]
+        earlier = [row for row in before if row["round"] in rounds]
         names = self.names or [[None]] * len(self.sizes)
         wanted = [(number, str(client), *name) for number in rounds for client, name in enumerate(names)]
-        if [(row["round"], row.get("client"), row.get("owner")) for row in kept] != wanted or any(
-            [*row] != columns for row in kept[:1]
+        if [(row["round"], row.get("client"), row.get("owner")) for row in earlier] != wanted or any(
+            [*row] != columns for row in earlier[:1]
         ):
             raise FLError(
                 f"{self.path} does not hold the clients of all evaluated rounds: put the table back", code="file"
             )
-        write_csv(self.path, columns, ([*row.values()] for row in kept))
+        write_csv(self.path, columns, ([*row.values()] for row in earlier))
 
     def add(self, number: int, scores: Scores) -> None:
         """Append the scores of a round; they are empty if it was not evaluated."""
@@ -155,20 +156,22 @@ def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:
 
 
 def checksums(rows: Sequence[Row]) -> list[str]:
-    """Compute a text for each row that changes with its numbers, other than the seconds, which differ from run to run.
+    """Compute a text for each row that changes with its numbers.
 
-    It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made; see
-    `read_kept`.
+    Seconds differ from run to run and are left out. The text has a part for each kind of evaluation: a resumed run may
+    drop one that only an earlier end made; see `read_kept`.
     """
     due = {name: column.due for name, column in columns(_names(rows)).items()}
-    due |= {"seconds": None, "attack_success": "global"}  # the latter in tables of earlier versions
+    due |= {"seconds": None, "attack_success": "global"}  # attack_success: in tables of earlier versions
     parts = [[{k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)] for row in rows]
     texts = [[json.dumps(part, sort_keys=True).encode() if part else b"" for part in row] for row in parts]
     return [" ".join(f"{zlib.crc32(text):08x}" if text else "" for text in row) for row in texts]
 
 
 def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
-    """Return the first rows of a metrics.csv; FLError unless they are those beside the checkpoint of round `done`.
+    """Return the first rows of a metrics.csv, up to the round of the checkpoint.
+
+    FLError unless they are beside the checkpoint of round `done`.
 
     Args:
         known: their `checksums`; None: they are not compared.
@@ -178,8 +181,8 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
         raise FLError(
             f"{path} does not hold rounds 1 to {done}, which the checkpoint has done: put the table back", code="file"
         )
-    for row, found, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
-        pairs = [*zip(found.split(" "), expected.split(" "))]
+    for row, actual, expected in zip(rows, checksums(rows), [*known, *[""] * done] if known is not None else ()):
+        pairs = [*zip(actual.split(" "), expected.split(" "))]
         if len(pairs) != len(get_args(Due)) or any(now not in (was, "") for now, was in pairs):
             raise FLError(
                 f"{path} is not the table that the run left: round {row['round']} has other numbers than when the "
@@ -210,14 +213,17 @@ def select_evaluated(rows: Sequence[Row]) -> list[Row]:
 
 
 def choose_judge(rows: Sequence[Row], by: str = "auto") -> str:
-    """Return the column that --best-by judges rounds by; auto is the validation loss, or else the first score."""
+    """Return the column that --best-by judges rounds by.
+
+    auto is the validation loss, or else the first score.
+    """
     if by != "auto":
         return by
     return "local_valid_loss" if any("local_valid_loss" in row for row in rows) else first_score(_names(rows))
 
 
 def best(rows: Sequence[Row], by: str = "auto") -> Row:
-    """Find the best evaluated round, the first of equal ones. --keep-best stores its model.
+    """Find the best evaluated round, the first of equal ones, which --keep-best keeps.
 
     It has the smallest mean validation loss if clients validate, else the highest test accuracy (of
     numbers: the least error). Empty if no round was evaluated, or none had a number there.
@@ -250,7 +256,9 @@ def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows of a metrics.csv, as numbers; blanks are left out, and so is a last line that was cut off.
+    """Read the rows of a metrics.csv, as numbers.
+
+    Blanks are left out, and so is a last line that was cut off.
 
     Raises FLError for any other file, and for rounds that are there twice or in another order.
     """
@@ -271,7 +279,7 @@ def _names(rows: Sequence[Row]) -> set[str]:
 
 
 def _table(path: Path, most: int | None = LARGEST) -> list[dict[str, str]]:
-    """Read a table that grows round by round, without a last line that was cut off, perhaps in a number.
+    """Read a table that grows round by round, without a last line that was cut off.
 
     Raises ValueError or csv.Error for a file that is no such table.
     """

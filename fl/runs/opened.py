@@ -1,4 +1,4 @@
-"""A run folder that is open: one process works in it, and whatever happens, it is left as something to go on from."""
+"""An open run folder: one process works in it, and leaves it ready to resume."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ def open_run(
     at_end: Sequence[Draw] = (),
     taken: Callable[[], None] = lambda: None,
 ) -> Iterator[RunState]:
-    """Begin a run in a folder, or continue with the one in it; at the end of the block write all that is kept of it.
+    """Begin or resume a run in a folder; at the end of the block write what is kept.
 
     Only this process works in the folder meanwhile. However the block ends, the checkpoint of the last round, the
     summary and the figures are written.
@@ -59,9 +59,9 @@ def open_run(
             try:
                 check_ranks_agree(run)
             except FLError:  # also where another rank is lost before the first round
-                for one in () if resume else folder.iterdir():
-                    if one.is_file() and one.name != lock.FILE:
-                        one.unlink()
+                for path in () if resume else folder.iterdir():
+                    if path.is_file() and path.name != lock.FILE:
+                        path.unlink()
                 raise
             for write in at_start:
                 write(run)

@@ -1,4 +1,4 @@
-"""A trained method of levels to use: `fl.Pathways.load(folder)` predicts for its clients, and lets new ones join."""
+"""A trained method of levels, `fl.Pathways.load(folder)`, which clients can join."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -57,7 +57,10 @@ class Pathways:
 
     @torch.no_grad()
     def predict(self, client: int, x: Inputs) -> Tensor:
-        """Return a client's logits: [N, classes] of images [N, C, H, W] in [-1, 1], [N, T, classes] of tokens."""
+        """Return a client's logits of images in [-1, 1] or of tokens.
+
+        They are [N, classes] of images [N, C, H, W], and [N, T, classes] of tokens.
+        """
         self.pathway(client)
         logits = client_models.predict(self._call, self.levels, client, x, self.mean)
         if logits is None:
@@ -66,11 +69,11 @@ class Pathways:
 
     @torch.no_grad()
     def join(self, x: Inputs, y: Tensor, epsilon: float = 0.0) -> int:
-        """Give a new client a pathway, chosen by a few labelled samples of its own, and return its number.
+        """Give a new client a pathway, chosen by its labelled samples; return its number.
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
         level always one, as all clients do. Personal models, which belong to their clients, and models that no client
-        uses are not offered. FeMAM's paper has no clients that come later; the condition is that of its Eq. 9.
+        uses are not offered. FeMAM's paper has no clients that come later; the condition is its Eq. 9.
 
         Args:
             x: [N, C, H, W] in [-1, 1], or tokens [N, T].
@@ -122,7 +125,7 @@ class Pathways:
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None) -> "Pathways":
-        """Load pathways from a run folder of a method of levels, or a file that `save` wrote; on the CPU.
+        """Load pathways, on the CPU, from a run folder or a file that `save` wrote.
 
         Args:
             model: the model of your own that the run was given, if it was, as for `fl.load_model`.
@@ -131,8 +134,8 @@ class Pathways:
         """
         path = Path(path)
         if not path.is_dir():
-            found, state = tensors.read(path, _FORMAT)
-            parts = checkpoint.unflatten(found)
+            flat, state = tensors.read(path, _FORMAT)
+            parts = checkpoint.unflatten(flat)
             levels = [Level(stored := parts[str(at)], stored.pop("")) for at in range(len(parts))]
             spec = checkpoint.spec_of(path, state["spec"], state["custom"], model)
             return cls(spec, state["kinds"], levels, state["mean"])

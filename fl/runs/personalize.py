@@ -1,4 +1,4 @@
-"""Give a run's model to new clients, and test it on each of them before and after fine-tuning."""
+"""Give a run's model to new clients, and test it before and after fine-tuning."""
 
 import copy
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def personalize(
     held_out: float = 0.2,
     model: Model | None = None,
 ) -> NewClients:
-    """Give the model of a run to new clients, fine-tune it on each client's samples, and test it before and after.
+    """Fine-tune the model of a run for new clients, tested before and after.
 
     A new client begins with the tensors that the method would send to it:
 
@@ -105,8 +105,8 @@ def personalize(
     >>> config = fl.Config.of(algorithm="fedavg", samples=100, clients=2, rounds=1, width=0.1, local_epochs=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     summary = fl.simulate(config, folder)
-    ...     found = fl.personalize(folder, new, epochs=1)
-    >>> [(row["client"], row["samples"], row["tested"]) for row in found.rows]
+    ...     result = fl.personalize(folder, new, epochs=1)
+    >>> [(row["client"], row["samples"], row["tested"]) for row in result.rows]
     [('lima', 40, 10), ('oslo', 32, 8)]
     """
     folder = Path(run.folder if isinstance(run, Run) else run)
@@ -125,7 +125,7 @@ def personalize(
     names, chosen = data.names_of_clients(clients.train), _rows(clients, samples, rng)
     if not chosen:
         raise FLError(f"samples={list(samples)}: no new client has so many; the largest has {clients.train.largest}")
-    few = [Split(own, *clients[client][1:]) for client, own in chosen]
+    few = [Split(indices, *clients[client][1:]) for client, indices in chosen]
     fed = _federation(folder, config, spec, data, few)
     server = {part: {n: t.to(fed.data.device) for n, t in state.items()} for part, state in server.items()}
     if ALGORITHMS[config.method.name].pathways:
@@ -135,16 +135,16 @@ def personalize(
     after = _tune(fed, before, fed.local.epochs if epochs is None else epochs, rng)
     scores = [score_clients(fed, lambda used=used: ClientModels([used]))["test"] for used in (before, after)]
     rows = []
-    for (client, own), test, *found in zip(chosen, fed.clients.test.sizes.tolist(), *scores):
-        row: dict[str, Any] = {"client": names[client], "samples": len(own), "tested": test}
-        for when, each in zip(("before", "after"), found):
-            row |= {f"{name}_{when}": value for name, value in each.items()}
+    for (client, indices), test, *stages in zip(chosen, fed.clients.test.sizes.tolist(), *scores):
+        row: dict[str, Any] = {"client": names[client], "samples": len(indices), "tested": test}
+        for when, stage in zip(("before", "after"), stages):
+            row |= {f"{name}_{when}": value for name, value in stage.items()}
         rows.append(row)
     return NewClients(rows, fed, after)
 
 
 def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None) -> Dataset:
-    """Return the data in the form that the run's model takes; FLError if they do not fit."""
+    """Return the data in the form that the run's model takes, or raise FLError."""
     if not isinstance(data, Dataset):
         raise FLError(f"data is a {type(data).__name__}: give what fl.Dataset.from_arrays makes of it, with owners=")
     if data.owners is None:
@@ -158,16 +158,16 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
     data = data.pad(config.data.pad)
     now = model_spec(config, data, model) if not isinstance(spec, CustomSpec) else spec
     for field in ("num_classes", "in_channels", "image_size", "tokens"):
-        if (wanted := getattr(spec, field)) != (given := getattr(now, field)):
+        if (wanted := getattr(spec, field)) != (actual := getattr(now, field)):
             raise FLError(
-                f"the new clients' samples are not like the run's: {field} is {given}, and was {wanted}",
+                f"the new clients' samples are not like the run's: {field} is {actual}, and was {wanted}",
                 code="mismatch",
             )
     if isinstance(spec, CustomSpec):
-        shapes = [map_inputs(lambda one: list(one.shape), one) for one in (spec.sample, data.example(1))]
-        wanted, given = shapes[0], map_inputs(lambda shape: shape[1:], shapes[1])
-        if given != wanted:
-            raise FLError(f"the new clients' samples are of shape {given}, and the run's of {wanted}", code="mismatch")
+        shapes = [map_inputs(lambda x: list(x.shape), inputs) for inputs in (spec.sample, data.example(1))]
+        wanted, actual = shapes[0], map_inputs(lambda shape: shape[1:], shapes[1])
+        if actual != wanted:
+            raise FLError(f"the new clients' samples are of shape {actual}, and the run's of {wanted}", code="mismatch")
     return data
 
 
@@ -196,7 +196,9 @@ def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
             code="unsupported",
         )
     whole, n = data.pool(), len(data.y)
-    train, test = ([(own == owner).nonzero().flatten() for owner in owners] for own in (data.owners, data.test_owners))
+    train, test = (
+        [(owner_of == owner).nonzero().flatten() for owner in owners] for owner_of in (data.owners, data.test_owners)
+    )
     return whole, Splits.of([Split(a, a[:0], b + n) for a, b in zip(train, test)])
 
 
@@ -205,13 +207,16 @@ def _name(data: Dataset, owner: int) -> str:
 
 
 def _rows(clients: Splits, samples: Sequence[int], rng: Rng) -> list[tuple[int, Tensor]]:
-    """Return (client, its samples for fine-tuning) of each row: all, or each of the numbers that the client has."""
+    """Return (client, its samples for fine-tuning) of each row.
+
+    That is all, or each of the numbers that the client has.
+    """
     if not samples:
         return list(enumerate(clients.train))
     rows = []
-    for client, own in enumerate(clients.train):
-        order = own[torch.randperm(len(own), generator=rng.torch("few", client))]
-        rows += [(client, order[:n]) for n in sorted({*samples}) if n <= len(own)]
+    for client, indices in enumerate(clients.train):
+        order = indices[torch.randperm(len(indices), generator=rng.torch("few", client))]
+        rows += [(client, order[:n]) for n in sorted({*samples}) if n <= len(indices)]
     return rows
 
 
@@ -228,18 +233,18 @@ def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients
 
 
 def _start_of(config: Config, fed: Federation, server: dict[str, State]) -> State:
-    """Return the state that a new client begins with: tensors that the method sends are global, others are initial.
+    """Return the state that a new client begins with.
 
-    To see which tensors it sends, the method is made for as many clients as the run had. Their samples do not matter,
-    but there must be enough of them.
+    Tensors that the method sends are global, others are initial. To see which tensors it sends, the method is made for
+    as many clients as the run had. Their samples do not matter, but there must be enough of them.
     """
     method = ALGORITHMS[config.method.name]
     initial, known = fed.initial(), server["global"]
     if method.clients == "heterogeneous":
         return {name: known[name] for name in initial}
     count = config.clients.number
-    own = torch.arange(max(10, _PLENTY // count)) % len(fed.data.y)
-    run = replace(fed, clients=[Split(own, own, own)] * count, participants=config.clients.cohort())
+    indices = torch.arange(max(10, _PLENTY // count)) % len(fed.data.y)
+    run = replace(fed, clients=[Split(indices, indices, indices)] * count, participants=config.clients.cohort())
     send = make_method(config, run).send
     clients = list(range(run.participants))
     message = send(server, clients, Rng(config.seed, 1)) if send else {"model": known}
@@ -261,11 +266,11 @@ class _Added(nn.Module):
 
 
 def _join(pathways: Pathways, fed: Federation) -> Level:
-    """Return FeMAM's models for each new client; its training samples choose the levels that it joins."""
+    """Return FeMAM's models for each new client, whose samples choose the levels."""
     kinds, states, modules = {}, [], []
-    for own in fed.clients.train:
-        x, y = fed.data.gather(own)
-        inputs = map_inputs(lambda one: one.cpu(), fed.data.normalise(x))
+    for indices in fed.clients.train:
+        x, y = fed.data.gather(indices)
+        inputs = map_inputs(lambda tensor: tensor.cpu(), fed.data.normalise(x))
         path = pathways.pathway(pathways.join(inputs, y.cpu()))
         used = [level.state(k) for k, level in zip(path, pathways.levels) if k >= 0]
         if len(used) not in kinds:

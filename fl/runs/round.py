@@ -16,7 +16,7 @@ from fl.runs.state import RunState
 
 
 def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]:
-    """Do a round: draw clients, let the method train and aggregate, evaluate what is due.
+    """Do a round: sample clients, train and aggregate, evaluate what is due.
 
     Nothing is written, and the run stays as it is.
 

@@ -21,19 +21,22 @@ class Ending:
     told = saving = False
 
     def look(self) -> None:
-        """Raise `Terminated` if SIGTERM has come: Python drops what is raised in a callback or in `__del__`."""
+        """Raise `Terminated` if SIGTERM has come.
+
+        Python drops what is raised in a callback or in `__del__`.
+        """
         if self.told:
             raise Terminated
 
 
 @contextmanager
 def terminable() -> Iterator[Ending]:
-    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called.
+    """Raise `Terminated` in the block on SIGTERM, after a handler of the user.
 
     It comes at once; where Python drops it, at the next `Ending.look`, at another SIGTERM or at the end of the block,
     whichever is first. Once the block is `saving` it comes only at the end: torchrun sends SIGTERM where another rank
     has died, and then this one has to save. It comes in the main thread alone, which is the one that signals reach, and
-    where SIGTERM is not ignored. Of several runs that go on side by side the first does it for all.
+    where SIGTERM is not ignored. Of several runs side by side the first does it for all.
     """
     ending = Ending()
     main = threading.current_thread() is threading.main_thread()

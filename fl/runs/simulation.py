@@ -64,7 +64,7 @@ _OPEN: WeakSet[Generator] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close the runs that are open when the program ends, before Python unloads the modules."""
+    """Close open runs when the program ends, before Python unloads the modules."""
     for rounds in [*_OPEN]:
         rounds.close()
 
@@ -102,12 +102,13 @@ class Round:
 
 
 class Run:
-    """One method with one seed, round by round: `for round in fl.Run(config, folder)` trains a round and yields it.
+    """One method with one seed, round by round.
 
-    It writes the same run folder as `simulate`, which is a loop over a `Run`. The loop may end at any moment, by
-    `break`, an exception or Ctrl-C. Then the checkpoint, the summary and the figures are written, and the folder is
-    unlocked. With `resume=True`, or in a second loop over the same object, the run continues with the next round. The
-    result is exactly the same as without the interruption.
+    `for round in fl.Run(config, folder)` trains a round and yields it. It writes the same run folder as `simulate`,
+    which is a loop over a `Run`. The loop may end at any moment, by `break`, an exception or Ctrl-C. Then the
+    checkpoint, the summary and the figures are written, and the folder is unlocked. With `resume=True`, or in a second
+    loop over the same object, the run continues with the next round. The result is exactly the same as without the
+    interruption.
 
     If the program itself calls `rounds = iter(run)`, closing `rounds` closes the run. In a block `with fl.Run(...) as
     run:` each loop continues the rounds of the loop before, and the end of the block closes the run. If writing fails,
@@ -180,7 +181,7 @@ class Run:
         return rounds
 
     def _do_rounds(self) -> Generator[Round]:
-        """Do and yield the remaining rounds. Closing this generator, at any point, closes the run."""
+        """Do and yield the remaining rounds; closing this generator closes the run."""
         if is_one_of_several() and not is_joined():
             raise FLError(
                 "fl.Run is for one process: under torchrun use fl.simulate, with its argument on_round to see rounds",
@@ -208,7 +209,7 @@ def simulate(
     on_round: OnRound | None = None,
     transport: Transport = IN_PROCESS,
 ) -> Summary:
-    """Run all rounds of one method with one seed and leave a run folder; return its summary.
+    """Run all rounds of one method with one seed in a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (one row per round), curves.png, checkpoint.safetensors and summary.json.
     If clients hold out samples, it also holds clients.csv: the scores, one row per client and evaluated round.
@@ -259,7 +260,10 @@ def simulate(
 
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> Summary:
-    """Do the rounds of a rank other than 0 until rank 0 ends the run. Only rank 0 writes the run folder."""
+    """Do the rounds of a rank other than 0 until rank 0 ends the run.
+
+    Only rank 0 writes the run folder.
+    """
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
     run = RunState(config, fed, algorithm, folder, algorithm.init(), 0)

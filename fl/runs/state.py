@@ -1,4 +1,4 @@
-"""A run while it goes on: what it is made of, and its files that resuming needs."""
+"""A run in progress: what it is made of, and its files that resuming needs."""
 
 import logging
 import platform
@@ -78,7 +78,7 @@ class RunState:
         """Build a run from its settings, without writing anything.
 
         Args:
-            restore: whether to go on from what its folder keeps, if there is anything in it.
+            restore: whether to resume from what its folder keeps, if there is anything in it.
             transport: where clients are.
 
         Raises FLError, where it is restored, for a folder that holds no run of these data, model and method.
@@ -91,14 +91,14 @@ class RunState:
             return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
         fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), transport)
-        given = checkpoint.custom_inputs(config, fed)
+        inputs = checkpoint.custom_inputs(config, fed)
         if (folder / checkpoint.FILE).exists():
-            checkpoint.check_inputs(folder, fed, given)
+            checkpoint.check_inputs(folder, fed, inputs)
         server, done = restore_server(config, folder, algorithm, fed.spec)
-        return cls(config, fed, algorithm, folder, server, done, given)
+        return cls(config, fed, algorithm, folder, server, done, inputs)
 
     def begin(self, resume: bool) -> "RunState":
-        """Write what the run's folder holds before the first round, in which this process has locked it."""
+        """Write what the run's locked folder holds before the first round."""
         config, folder, fed, done = self.config, self.folder, self.fed, self.done
         if done:
             self.best = checkpoint.read_best(folder)
@@ -125,11 +125,14 @@ class RunState:
         return self.metrics.rows
 
     def due(self, number: int) -> set[str]:
-        """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
-        last, wanted, asked = number == self.last, set(), self.config.evaluation
-        if last or number % asked.every == 0:
+        """Say what is evaluated after a round: the "global" model, "models", or both.
+
+        "models" are the participants'. After the last round both are evaluated.
+        """
+        last, wanted, evaluation = number == self.last, set(), self.config.evaluation
+        if last or number % evaluation.every == 0:
             wanted.add("global")
-        if asked.client_models_every and (last or number % asked.client_models_every == 0):
+        if evaluation.client_models_every and (last or number % evaluation.client_models_every == 0):
             wanted.add("models")
         return wanted
 
@@ -155,7 +158,7 @@ class RunState:
             _log.warning("warning: training ends after %d of %d rounds: %s", self.last, self.config.rounds, why)
 
     def record(self, number: int, server: Server, row: Row, scores: evaluate.Scores) -> None:
-        """Write a round into the run's tables, go on to its server, and save a checkpoint if one is due."""
+        """Write a round into the tables, take its server, save a checkpoint if one is due."""
         self.metrics.add(row)
         self.table.add(number, scores)
         self.advance(server, number)
@@ -166,9 +169,9 @@ class RunState:
     def advance(self, server: Server, number: int) -> None:
         """Move on to the server of a round that is in the table."""
         self.server, self.done = server, number
-        asked = self.config.evaluation
-        regular = number % asked.every == 0  # not only since the run ends here, perhaps to be trained on
-        if asked.keep_best and regular and metrics.best(self.rows, asked.best_by).get("round") == number:
+        evaluation = self.config.evaluation
+        regular = number % evaluation.every == 0  # not only since the run ends here, perhaps to be trained on
+        if evaluation.keep_best and regular and metrics.best(self.rows, evaluation.best_by).get("round") == number:
             personal = ALGORITHMS[self.config.method.name].clients == "personalized"
             parts = server if personal else {"global": server["global"]}
             named = checkpoint.flatten({**parts, "statistics": self.fed.statistics(server["global"])})
@@ -200,7 +203,7 @@ class RunState:
         """Write the checkpoint of the last round and the summary.
 
         Args:
-            diverged: why training could not go on, if it could not.
+            diverged: why training could not continue, if it could not.
         """
         if self.saved != self.done:
             self.save(statistics=False)  # first what cannot be made again
@@ -210,7 +213,7 @@ class RunState:
         write_json(self.folder / "summary.json", self.summary)
 
     def summarise(self, diverged: str) -> dict:
-        """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
+        """Make the content of summary.json: settings, results, start, and the machine."""
         config, start, rows = self.config, self.fed.start, metrics.select_evaluated(self.rows)
         best_by, keep_best = config.evaluation.best_by, config.evaluation.keep_best
         score = first_score(rows[-1]) if rows else "accuracy"
@@ -218,8 +221,8 @@ class RunState:
         chosen = metrics.find_best(rows, best_by, keep_best)
         local = [key for key in chosen if key.startswith("local_")]
         if rows and not best:
-            asked, kept = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
-            _log.warning(f"warning: {asked}{by} was nan in every evaluation: no round is best{kept}")
+            flag, note = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
+            _log.warning(f"warning: {flag}{by} was nan in every evaluation: no round is best{note}")
         early = self.done < config.rounds and self.over
         return {
             "algorithm": config.method.name,
@@ -241,13 +244,13 @@ class RunState:
 def check_best_by(config: Config, fed: Federation) -> None:
     """Raise FLError for a --best-by that no evaluation of this run measures."""
     known = {name: column for name, column in columns(list_columns(fed)).items() if column.due == "global"}
-    asked, scores = list_columns(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
+    metric_columns, scores = list_columns(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
     others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
     measured = set(scores)
     for part in evaluate.list_held_out(fed):
-        clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
+        clients = [name for name in known if name.startswith(f"local_{part}_") and name not in metric_columns]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
-    able = [*asked, *(name for name in known if name in measured)]
+    able = [*metric_columns, *(name for name in known if name in measured)]
     if config.evaluation.best_by not in ("auto", *able):
         raise FLError(
             f"--best-by {config.evaluation.best_by} is not measured by this run: there are {', '.join(able)}",

@@ -25,7 +25,7 @@ _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
 def failure(rows: Sequence[Row]) -> str:
-    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end.
+    """Explain why training failed though its rounds were done: no finite loss at last.
 
     "" where it has not.
 
@@ -42,7 +42,7 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 class Summary(dict):
-    """The content of summary.json, in one line where it is printed, and with the curves in a notebook.
+    """The content of summary.json, printed in a line, with curves in a notebook.
 
     Attributes:
         folder: the run's.
@@ -63,7 +63,7 @@ class Summary(dict):
 
     @property
     def best(self) -> Row:
-        """The best round: its number, its score and what it was chosen by; {} if there is none."""
+        """The best round: number, score and what it was chosen by; {} if there is none."""
         return self["best"]
 
     @property
@@ -100,9 +100,9 @@ def describe(summary: dict) -> str:
     if not final:
         return f"{head} no round was evaluated"
     score = first_score(final)
-    what, other = _WORDS[score], ", ".join(f"{_WORDS[name]} {final[name]}" for name in _SECOND if name in final)
-    asked = {name.removeprefix("test_"): value for name, value in final.items() if name.startswith("test_")}
-    other += "".join(f", {name} {value}" for name, value in asked.items())
+    label, other = _WORDS[score], ", ".join(f"{_WORDS[name]} {final[name]}" for name in _SECOND if name in final)
+    extra = {name.removeprefix("test_"): value for name, value in final.items() if name.startswith("test_")}
+    other += "".join(f", {name} {value}" for name, value in extra.items())
     more = ""
     judged = [name for name in summary["best"] if name not in ("round", score)]
     top = (
@@ -111,7 +111,7 @@ def describe(summary: dict) -> str:
     if f"local_test_{score}" in chosen:
         which = f", the best by {judged[0]}" if judged else ""
         which = ", of the smallest validation loss" if judged == ["local_valid_loss"] else which
-        scores = f"{what} {chosen[f'local_test_{score}']} ± {chosen[_SPREAD[score]]}"
+        scores = f"{label} {chosen[f'local_test_{score}']} ± {chosen[_SPREAD[score]]}"
         for name in (name for name in _SECOND if f"local_test_{name}" in chosen):
             spread = f" ± {chosen['local_test_f1_std']}" if name == "f1" else ""
             scores += f", {_WORDS[name]} {chosen[f'local_test_{name}']}{spread}"
@@ -125,7 +125,7 @@ def describe(summary: dict) -> str:
         better = "no number to judge by" if stopped["best"] is None else f"nothing better than round {stopped['best']}"
         more += f"\nstopped early: the last {times} brought {better}"
     return (
-        f"{head} test {what} {final[score]} in round {final['round']}, {top}\n"
+        f"{head} test {label} {final[score]} in round {final['round']}, {top}\n"
         f"loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
     )
 
@@ -137,7 +137,7 @@ def advice(experiment: Experiment, folder: Path) -> str:
     several = len(runs) > 1
     lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
     if not config.fixes_rounds:  # more rounds would change these
-        tables = [folder / run_name(one) / FILE for one in runs] if several else [folder / FILE]
+        tables = [folder / run_name(run) / FILE for run in runs] if several else [folder / FILE]
         waited = [evaluations_since_best(read(path), config.evaluation.best_by) for path in tables if path.exists()]
         left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
@@ -145,11 +145,11 @@ def advice(experiment: Experiment, folder: Path) -> str:
     if not several and ALGORITHMS[config.method.name].clients != "heterogeneous" and (others := _comparison(config)):
         lines["compare"] = others
     lines["settings"] = f"{program('run')} --help"
-    return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
+    return "\n" + "\n".join(f"{label:10}{text}" for label, text in lines.items())
 
 
 def _comparison(config: Config) -> str:
-    """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
+    """Write the command that compares other methods, with more seeds; "" if none can."""
     method, rivals = config.method.name, ("fedavg", "fedprox")
     methods = (*rivals, *(Experiment().algorithms if method in rivals else (method,)))
     others = replace(Experiment.alone(config), algorithms=methods, seeds=(0, 1, 2))
@@ -157,20 +157,22 @@ def _comparison(config: Config) -> str:
         others.check()
     except FLError:
         return ""
-    changed = [one for one in config.list_changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    changed = [
+        setting for setting in config.list_changed() if not setting.unread and setting.name not in ("algorithm", "seed")
+    ]
     paths = (SOURCES.get(name, name) for name in methods)
-    given = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
-    return " ".join(given + words(changed))
+    start = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
+    return " ".join(start + words(changed))
 
 
 def words(settings: Iterable[Setting]) -> list[str]:
     """Write settings as the words of a command line."""
-    found = []
-    for one in settings:
-        if isinstance(one.value, bool):
-            group, dot, name = one.flag.rpartition(".")
-            found.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
+    parts = []
+    for setting in settings:
+        if isinstance(setting.value, bool):
+            group, dot, name = setting.flag.rpartition(".")
+            parts.append(f"--{group}{dot}{'' if setting.value else 'no-'}{name}")
         else:
-            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
-            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else write_value(one.value))]
-    return found
+            texts = [mark.str_from_instance(setting.value)[0] for mark in marks(setting.field, Flag)]
+            parts += [f"--{setting.flag}", shlex.quote(texts[0] if texts else write_value(setting.value))]
+    return parts

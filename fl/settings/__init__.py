@@ -1,4 +1,4 @@
-"""The settings of a run: nested by topic, as flat flags, as YAML, as recipes. No room above this one knows `Config`."""
+"""The settings of a run: nested by topic, as flat flags, as YAML, as recipes. No package above knows `Config`."""
 
 from fl.settings.config import Config
 from fl.settings.experiment import Experiment

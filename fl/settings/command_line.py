@@ -29,7 +29,7 @@ class Request:
     Attributes:
         experiment: the runs.
         out, name: where the folder of the runs is made, and its name; None: one that the settings make.
-        resume: the folder in which they go on.
+        resume: the folder in which they resume.
     """
 
     experiment: Experiment
@@ -73,19 +73,19 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
     check_renamed(flags)
     file, folder = find_value(argv, "config"), find_value(argv, "resume")
     if file is not None or folder is not None:
-        others = [what for what, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
+        others = [source for source, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
         if len(others) > 1:
             raise FLError(f"{' and '.join(others)} both say where the settings come from: leave one of them out")
         start = Experiment.from_file(Path(file)) if file is not None else Experiment.read(Path(folder or ""), True)
     experiment, values = overridden(argv, start)
     if folder is not None:
-        for one in start.runs():
-            one.check_registered(Path(folder))
+        for config in start.runs():
+            config.check_registered(Path(folder))
         _check_resumed(start, experiment, flags, Path(folder))
         return Request(experiment, resume=Path(folder))
-    for one in experiment.runs():
-        one.check_values()
-        for setting in one.settings():
+    for config in experiment.runs():
+        config.check_values()
+        for setting in config.settings():
             if setting.unread and setting.flag in flags:
                 raise FLError(setting.unread)
     if file is not None:
@@ -95,7 +95,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
 
 
 def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], folder: Path) -> None:
-    """Raise FLError for a flag that changes what a run that goes on cannot change."""
+    """Raise FLError for a flag that changes what a resumed run cannot change."""
     for flag, before, after in (
         ("algorithm", saved.algorithms, resumed.algorithms),
         ("seeds", saved.seeds, resumed.seeds),
@@ -105,17 +105,17 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
     for flag in sorted(flags & {"out", "name"}):
         raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})", code="folder")
     for before, after in zip(saved.runs(), resumed.runs()):
-        were = {one.flag: one.value for one in before.settings()}
-        for one in after.settings():
-            changed = one.value != were.get(one.flag, one.field.default)
-            if changed and one.name not in RESUMABLE:
+        were = {setting.flag: setting.value for setting in before.settings()}
+        for setting in after.settings():
+            changed = setting.value != were.get(setting.flag, setting.field.default)
+            if changed and setting.name not in RESUMABLE:
                 raise FLError(
-                    f"--{one.flag} cannot change when a run is resumed (it had "
-                    f"{write_value(were.get(one.flag, one.field.default))})",
+                    f"--{setting.flag} cannot change when a run is resumed (it had "
+                    f"{write_value(were.get(setting.flag, setting.field.default))})",
                     code="folder",
                 )
-            if one.unread and one.flag in flags:
-                raise FLError(one.unread)
+            if setting.unread and setting.flag in flags:
+                raise FLError(setting.unread)
         if before.rounds == after.rounds:
             continue
         if SCHEDULES[after.local.lr_schedule]:
@@ -124,7 +124,7 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
                 code="folder",
             )
         if after.fixes_rounds:
-            name = next(name for name, one in after.extensions.items() if EXTENSIONS[name].fixes_rounds(one))
+            name = next(name for name, options in after.extensions.items() if EXTENSIONS[name].fixes_rounds(options))
             raise FLError(
                 f"--rounds cannot change: what --{name} does in which round was drawn among them", code="folder"
             )
@@ -136,11 +136,11 @@ def _warn_of_unread(file: str, start: Experiment, experiment: Experiment) -> Non
     Args:
         start: as the file has it. experiment: with the flags beside the file.
     """
-    said = [one.unread for run in experiment.runs()[:1] for one in run.list_changed() if one.unread]
+    reasons = [setting.unread for run in experiment.runs()[:1] for setting in run.list_changed() if setting.unread]
     before, after = start.config.data.partition, experiment.config.data.partition
     if before.name != after.name and before.options not in (after.options, KINDS[before.name].options):
-        said.append(f"it has options of --partition {before.name}, not of {after.name}")
+        reasons.append(f"it has options of --partition {before.name}, not of {after.name}")
     for name in experiment.options.keys() - set(experiment.algorithms):
-        said.append(f"{name} is not in --algorithm {','.join(experiment.algorithms)}")
-    for one in said:
-        _log.warning("warning: %s has a setting that is ignored: %s", file, one)
+        reasons.append(f"{name} is not in --algorithm {','.join(experiment.algorithms)}")
+    for reason in reasons:
+        _log.warning("warning: %s has a setting that is ignored: %s", file, reason)

@@ -55,7 +55,7 @@ RESUMABLE = frozenset(
     {"rounds", "patience", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "device", "data_on"}
     | {"max_parallel_clients", "data_root", "download"}
 )
-"""Settings that a run may change when it goes on."""
+"""Settings that a run may change when it resumes."""
 _log = logging.getLogger("fl")
 
 
@@ -83,8 +83,8 @@ class Config:
     rounds: AtLeast1 = 40
     """number of communication rounds"""
     patience: Annotated[Natural, Rare()] = 0
-    """stop after so many evaluations without a better one: validation loss if clients validate, else test accuracy;
-    0 is never"""
+    """stop after this number of evaluations without a better one: validation loss if clients validate, else test
+    accuracy; 0 is never"""
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
     """determines the split, the initial weights, the sampling and the batches"""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -94,9 +94,13 @@ class Config:
     def __post_init__(self) -> None:
         for name in OWN:
             object.__setattr__(self, name, as_plain(getattr(self, name)))
-        asked = {name: as_plain(options) for name, options in self.extensions.items()}
-        asked = {name: one for name, one in asked.items() if name not in EXTENSIONS or one != EXTENSIONS[name].options}
-        object.__setattr__(self, "extensions", asked)
+        extensions = {name: as_plain(options) for name, options in self.extensions.items()}
+        extensions = {
+            name: group
+            for name, group in extensions.items()
+            if name not in EXTENSIONS or group != EXTENSIONS[name].options
+        }
+        object.__setattr__(self, "extensions", extensions)
         with suppress(TypeError, ValueError, AttributeError, ZeroDivisionError):  # of wrong types, see `check`
             object.__setattr__(self, "clients", self.clients.following())
             object.__setattr__(self, "data", self.data.following(self.clients.number))
@@ -107,7 +111,7 @@ class Config:
 
     @classmethod
     def of(cls, **settings: Any) -> "Config":
-        """Make the settings of a run from names as flags have them, with _ for -, and whole groups.
+        """Make the settings of a run from names of flags, with _ for -, and whole groups.
 
         Args:
             settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox={"mu": 1.0},
@@ -129,21 +133,21 @@ class Config:
         whole = [name for name in TOPICS if isinstance(settings.get(name), Topic)]
         if wrong := [name for name in whole if not isinstance(settings[name], TOPICS[name])]:
             raise FLError(f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}")
-        own = {name: settings.pop(name) for name in [*settings] if name in (*OWN, *whole)}
-        asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
-        now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
-        asked = {name: options_of(name, value, now[name]) for name, value in asked.items()}
-        method, partition = self._method(settings), _partition(own.get("data", self.data).partition, settings)
+        top_level = {name: settings.pop(name) for name in [*settings] if name in (*OWN, *whole)}
+        extensions = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
+        now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in extensions}
+        extensions = {name: options_of(name, value, now[name]) for name, value in extensions.items()}
+        method, partition = self._method(settings), _partition(top_level.get("data", self.data).partition, settings)
         inside: dict[str, dict[str, Any]] = {"data": {"partition": partition}}
         for name, value in settings.items():
             if name not in PLACES:
                 raise FLError(_stray(name, partition.name, method.name), code="name")
             topic, place = PLACES[name]
             if isinstance(value, Mapping):
-                value = options_of(name, value, getattr(own.get(topic, getattr(self, topic)), place))
+                value = options_of(name, value, getattr(top_level.get(topic, getattr(self, topic)), place))
             inside.setdefault(topic, {})[place] = value
-        topics = {name: replace(own.pop(name, getattr(self, name)), **values) for name, values in inside.items()}
-        return replace(self, **own, **topics, method=method, extensions={**self.extensions, **asked})
+        topics = {name: replace(top_level.pop(name, getattr(self, name)), **values) for name, values in inside.items()}
+        return replace(self, **top_level, **topics, method=method, extensions={**self.extensions, **extensions})
 
     def _method(self, settings: dict[str, Any]) -> Chosen:
         """Take the method and its options out of settings by name."""
@@ -153,32 +157,32 @@ class Config:
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
-        """List all settings of the run, each with why nothing reads it; those of extensions it does not ask for, too.
+        """List all settings of the run and all extensions, with why nothing reads each.
 
         >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
         (True, False, False)
         """
-        found: list[Setting] = []
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "extensions":
+        settings: list[Setting] = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "extensions":
                 neutral = {name: extension.options for name, extension in EXTENSIONS.items()}
                 for name, options in {**neutral, **value}.items():
-                    found += settings_of(options, name, (name,))
-            elif one.name in TOPICS:
-                inside = settings_of(value, "", (one.name,))
-                found += [setting._replace(unread=setting.unread or self._unread(setting)) for setting in inside]
+                    settings += settings_of(options, name, (name,))
+            elif item.name in TOPICS:
+                inside = settings_of(value, "", (item.name,))
+                settings += [setting._replace(unread=setting.unread or self._unread(setting)) for setting in inside]
             elif isinstance(value, Chosen):
-                found.append(Setting(one, "", value.name, (one.name,), ""))
+                settings.append(Setting(item, "", value.name, (item.name,), ""))
                 if value.options is not None:
-                    found += settings_of(value.options, value.name, (one.name,))
+                    settings += settings_of(value.options, value.name, (item.name,))
             else:
-                found.append(Setting(one, "", value, (one.name,), ""))
-        return found
+                settings.append(Setting(item, "", value, (item.name,), ""))
+        return settings
 
     def __repr__(self) -> str:
-        """Write what `Config.of` takes to make these settings: those that are not the method's defaults.
+        """Write what `Config.of` takes to make these settings, without defaults.
 
         >>> Config.of(algorithm="fedprox", lr=0.05, fedprox={"mu": 1.0})
         Config.of(algorithm='fedprox', fedprox={'mu': 1.0}, lr=0.05)
@@ -187,17 +191,20 @@ class Config:
             name, changed = self.method.name, self.list_changed()
         except (TypeError, AttributeError, FLError):  # of values that `check` refuses
             return object.__repr__(self)
-        asked: dict[str, Any] = {} if name == METHOD else {"algorithm": SOURCES.get(name, name)}
-        for one in changed:
-            if one.name == "algorithm":
+        arguments: dict[str, Any] = {} if name == METHOD else {"algorithm": SOURCES.get(name, name)}
+        for setting in changed:
+            if setting.name == "algorithm":
                 continue
-            group, _, name = one.name.rpartition(".")
-            place = asked.setdefault(group, {}) if group else asked
-            place[name] = as_plain(one.value if not isinstance(one.value, Default) else int(one.value))
-        return f"Config.of({', '.join(f'{name}={value!r}' for name, value in asked.items())})"
+            group, _, name = setting.name.rpartition(".")
+            place = arguments.setdefault(group, {}) if group else arguments
+            place[name] = as_plain(setting.value if not isinstance(setting.value, Default) else int(setting.value))
+        return f"Config.of({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def _unread(self, setting: Setting) -> str:
-        """Say why the method does not read a setting. One that is not registered here may read --architectures."""
+        """Say why the method does not read a setting.
+
+        One that is not registered here may read --architectures.
+        """
         name = self.method.name
         if setting.group == "architectures" and name in ALGORITHMS and not _different(name):
             return (
@@ -207,13 +214,22 @@ class Config:
         return ""
 
     def list_changed(self) -> list[Setting]:
-        """List the settings whose values are not those of a run of this method that sets none."""
-        usual = {one.flag: one.value for one in Config().replace(algorithm=self.method.name).settings()}
-        return [one for one in self.settings() if one.value != usual.get(one.flag, one.field.default)]
+        """List the settings whose values differ from the defaults of the method."""
+        usual = {setting.flag: setting.value for setting in Config().replace(algorithm=self.method.name).settings()}
+        return [
+            setting for setting in self.settings() if setting.value != usual.get(setting.flag, setting.field.default)
+        ]
 
     def list_comparable(self) -> dict[str, Any]:
-        """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
-        return {one.name: one.value for one in self.settings() if not one.unread and one.name not in _SAME_RUN}
+        """Return the settings, by name, in which compared runs may differ.
+
+        The method and the seed are left out.
+        """
+        return {
+            setting.name: setting.value
+            for setting in self.settings()
+            if not setting.unread and setting.name not in _SAME_RUN
+        }
 
     def as_read(self) -> "Config":
         """Replace each setting that nothing reads by its default."""
@@ -225,7 +241,7 @@ class Config:
         return replace(self, **topics, method=method, extensions={n: as_read(o) for n, o in self.extensions.items()})
 
     def check(self) -> None:
-        """Raise FLError for settings that do not go together, and values that a setting cannot have.
+        """Raise FLError for settings that do not go together, or invalid values.
 
         This comes before anything is loaded or written.
         """
@@ -234,9 +250,9 @@ class Config:
             raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there")
         self.data.check()
         self.local.check(self.data.dataset)
-        for one in self.list_changed():
-            if one.unread:
-                raise FLError(one.unread)
+        for setting in self.list_changed():
+            if setting.unread:
+                raise FLError(setting.unread)
         ALGORITHMS[self.method.name].refuse(self.asks())
         self.model.check()
         for name in self.extensions:
@@ -252,23 +268,26 @@ class Config:
             if not isinstance(value := getattr(self, name), kind):
                 raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
         partitions = {name: kind.options for name, kind in KINDS.items()}
-        for name, chosen, known, own in (
+        for name, chosen, known, attribute in (
             ("algorithm", self.method, OPTIONS, "METHOD"),
             ("partition", self.data.partition, partitions, "KIND"),
         ):
             if not isinstance(chosen, Chosen):
                 raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
-            choice(f"--{name}", [chosen.name], known, own)
+            choice(f"--{name}", [chosen.name], known, attribute)
             if type(chosen.options) is not type(known[chosen.name]):
                 raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
         for name in self.extensions:
             if name not in EXTENSIONS:
                 raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}", code="name")
-        for one in self.settings():
-            check_value(one)
+        for setting in self.settings():
+            check_value(setting)
 
     def check_recorded(self) -> None:
-        """Raise FLError for a value that a setting cannot have; method, partition, data and model need not be here."""
+        """Raise FLError for an invalid value.
+
+        Method, partition, data and model need not be here.
+        """
         known = self if self.method.name in ALGORITHMS else replace(self, method=Config.method)
         if known.data.partition.name not in KINDS:
             known = replace(known, data=replace(known.data, partition=DataSettings.partition))
@@ -276,7 +295,7 @@ class Config:
         self.clients.cohort()
 
     def check_registered(self, folder: Path) -> None:
-        """Raise FLError if a run that is to go on is of a method that this process does not know."""
+        """Raise FLError if a run to resume is of a method that this process does not know."""
         if (name := self.method.name) not in ALGORITHMS:
             raise FLError(
                 f"{folder} holds a run of {name}, which is no method of this installation: work with it from "
@@ -287,29 +306,32 @@ class Config:
             )
 
     def asks(self) -> dict[str, str]:
-        """Return what a method must be able to do, see `fl.federation.capabilities`, and the flags that ask for it."""
-        found: dict[str, str] = {}
+        """Return what a method must be able to do, and the flags that ask for it.
+
+        See `fl.federation.capabilities`.
+        """
+        needs: dict[str, str] = {}
         local, model = self.local, self.model
         if local.masked_loss:
-            found["masked_logits"] = "--masked-loss"
+            needs["masked_logits"] = "--masked-loss"
         if local.loss not in ("default", "cross_entropy") or local.label_smoothing or local.class_weights:
-            found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+            needs["any_loss"] = "--loss, --label-smoothing and --class-weights"
         if model.exits:
-            found["several_classifiers"] = "--exits"
+            needs["several_classifiers"] = "--exits"
         if model.architectures != ArchitectureOptions():
-            found["architectures"] = "--architectures"
+            needs["architectures"] = "--architectures"
         for name, options in self.extensions.items():
-            found |= EXTENSIONS[name].needs(options)
-        return found
+            needs |= EXTENSIONS[name].needs(options)
+        return needs
 
     @property
     def fixes_rounds(self) -> bool:
-        """True if the number of rounds changes rounds before the last: their learning rate, say."""
+        """True if the number of rounds changes earlier rounds: their learning rate, say."""
         drawn = any(EXTENSIONS[name].fixes_rounds(options) for name, options in self.extensions.items())
         return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 
     def with_validation(self, chosen: bool = False) -> "Config":
-        """Return the settings, with samples held out if the method validates on them and they hold none out.
+        """Return the settings, with samples held out if the method validates on some.
 
         Args:
             chosen: whether somebody has asked for the share of the settings, so that it cannot be another one.
@@ -329,7 +351,7 @@ class Config:
         return self.replace(local_valid=_HELD_OUT)
 
     def fit_to(self, dataset: Dataset) -> "Config":
-        """Move numbers that nobody set into the limits that given data leave them."""
+        """Move numbers left at their defaults into the limits that given data set."""
         if self.data.partition.name not in KINDS:  # as `check` says
             return self
         clients, least = self.clients.number, self.data.min_samples
@@ -353,7 +375,7 @@ class Config:
         """Make a short name of the settings.
 
         Args:
-            methods, seeds: those of several runs.
+            methods, seeds: of several runs.
 
         >>> Config().title(seeds="0,1")
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
@@ -369,7 +391,7 @@ class Config:
         return f"{methods or self.method.name}-{dataset}-{model}-{self.data.spread()}-seed{seeds or self.seed}"
 
     def to_yaml(self) -> str:
-        """Write the settings that a run reads as YAML, nested by topic. `from_yaml` is the inverse.
+        """Write the settings that a run reads as YAML by topic; `from_yaml` inverts it.
 
         >>> "momentum" in Config.of(optimizer="adam").to_yaml(), "unit: layer" in Config().to_yaml()
         (False, True)
@@ -380,21 +402,21 @@ class Config:
         """Return the settings that a run reads as plain mappings, nested by topic."""
         result: dict[str, Any] = {}
         left_out = EXTENSIONS.keys() - self.extensions.keys()
-        for one in self.settings():
-            if not one.unread and one.path[0] not in left_out:
-                path = (*one.path, "name") if marks(one.field, Alternatives) else one.path
+        for setting in self.settings():
+            if not setting.unread and setting.path[0] not in left_out:
+                path = (*setting.path, "name") if marks(setting.field, Alternatives) else setting.path
                 *topic, last = path
                 place = result
                 for name in topic:
                     place = place.setdefault(name, {})
-                place[last] = plain(one.value)
+                place[last] = plain(setting.value)
         if self.method.name in SOURCES:
             result["method"][SOURCE] = SOURCES[self.method.name]
         return result
 
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Config":
-        """Read the settings of one run from YAML; those that it leaves out have their defaults.
+        """Read the settings of one run from YAML; others have their defaults.
 
         Settings may also stand there by the names of their flags, outside of topics, as in files of version 0.2.
 
@@ -423,14 +445,14 @@ class Config:
         """Read the settings of a run folder.
 
         Args:
-            resume: whether its run is to go on, which a run with settings that are gone cannot.
+            resume: whether its run is to resume, which a run with settings that are gone cannot.
         """
         with stored.in_folder(Path(folder), resume) as text:
             return cls.from_yaml(text, gone=True)
 
 
 def plain(value: Any) -> Any:
-    """Return a list in the place of a tuple, and a number in that of a default, which YAML does not know."""
+    """Return a list for a tuple, and a number for a default, which YAML does not know."""
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
 
 
@@ -441,39 +463,39 @@ def _different(method: str) -> bool:
 
 def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
     """Take the partition and its options out of settings by name."""
-    asked = partition_named(settings.pop("partition", before))
-    partition = _choose(before, asked, {name: kind.options for name, kind in KINDS.items()}, shared=True)
-    known = () if partition.options is None else [one.name for one in fields(partition.options)]
-    given = {name: settings.pop(name) for name in known if name in settings}
-    given = {name: _as_tuple(value) for name, value in given.items()}
-    return replace(partition, options=replace(partition.options, **given)) if given else partition
+    wanted = partition_named(settings.pop("partition", before))
+    partition = _choose(before, wanted, {name: kind.options for name, kind in KINDS.items()}, shared=True)
+    known = () if partition.options is None else [option.name for option in fields(partition.options)]
+    changes = {name: settings.pop(name) for name in known if name in settings}
+    changes = {name: _as_tuple(value) for name, value in changes.items()}
+    return replace(partition, options=replace(partition.options, **changes)) if changes else partition
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return Python's values of NumPy's, and a tuple in the place of a list, as settings have it."""
+    """Return NumPy's values as Python's, and a list as a tuple, as in settings."""
     return tuple(as_plain(value)) if isinstance(value, list) else as_plain(value)
 
 
-def _choose(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
-    """Return an alternative by name, with its default options, or those that are set already.
+def _choose(before: Chosen, wanted: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
+    """Return an alternative by name, with default options or those already set.
 
     Args:
         shared: whether others keep the options that are set if they have the same ones.
     """
-    if isinstance(asked, Chosen):
-        return asked
-    usual = options.get(asked) if isinstance(asked, str) else None
-    same = before.name == asked or (shared and usual is not None and type(before.options) is type(usual))
-    return Chosen(asked, before.options if same else usual)
+    if isinstance(wanted, Chosen):
+        return wanted
+    usual = options.get(wanted) if isinstance(wanted, str) else None
+    same = before.name == wanted or (shared and usual is not None and type(before.options) is type(usual))
+    return Chosen(wanted, before.options if same else usual)
 
 
 def options_of(name: str, value: Any, now: Any) -> Any:
-    """Return options in the place of those that a group has now; a mapping replaces some of them."""
+    """Return options to replace a group's; a mapping replaces some of them."""
     if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
-        known = [one.name for one in fields(now)]
+        known = [option.name for option in fields(now)]
         if strange := value.keys() - {*known}:
             raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}", code="name")
-        return replace(now, **{name: _as_tuple(one) for name, one in value.items()})
+        return replace(now, **{name: _as_tuple(item) for name, item in value.items()})
     if not isinstance(value, type(now)):
         raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
     return value
@@ -482,7 +504,7 @@ def options_of(name: str, value: Any, now: Any) -> Any:
 def _stray(name: str, partition: str, method: str) -> str:
     """Say why a name is none of a setting of this run."""
     flag = flag_of(name)
-    if able := [kind for kind, one in KINDS.items() if name in one.reads]:
+    if able := [kind for kind, entry in KINDS.items() if name in entry.reads]:
         some = " or ".join(filter(None, (", ".join(able[:-1]), able[-1])))
         return f"--{flag} is for --partition {some}, not for {partition}: leave it out, or give --partition {some}"
     if name in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""Settings of the data: which set, how it is divided among clients, and what these hold out."""
+"""Settings of the data: which set, its partition, and what clients hold out."""
 
 import logging
 from dataclasses import dataclass, fields, replace
@@ -42,7 +42,7 @@ class DataSettings(Topic):
 
     dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
     samples: Annotated[Natural, Rare()] = 0
-    """share out only this many samples, drawn at random; 0 is all"""
+    """share out only this many samples, chosen at random; 0 is all"""
     partition: Annotated[_Partition, tyro.conf.arg(help=f"who holds which samples: {partitions()}")] = Chosen(
         "dirichlet", KINDS["dirichlet"].options
     )
@@ -62,7 +62,7 @@ class DataSettings(Topic):
     text: TextOptions = TextOptions()
 
     def check(self) -> None:
-        """Raise FLError for settings of the data that cannot be, without looking at the data."""
+        """Raise FLError for impossible settings of the data, without looking at them."""
         data.check_name(self.dataset)
         check_values(self)
         if data.is_text(self.dataset):
@@ -84,7 +84,7 @@ class DataSettings(Topic):
         return "" if text else f"is for data sets of text, not for {self.dataset}: leave it out"
 
     def following(self, clients: int) -> "DataSettings":
-        """Move numbers that nobody set into the limits that other settings leave them."""
+        """Move numbers left at their defaults into the limits that other settings set."""
         least, options = self.min_samples, self.partition.options
         if isinstance(least, Default):
             usual = type(self).min_samples
@@ -104,22 +104,24 @@ class DataSettings(Topic):
         return self.prepare(data.load(self.dataset, root, download, self.text))
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """Give a data set a border, pool and reduce it as the settings say; it is unchanged if it is that already."""
+        """Pad, pool and reduce a data set by the settings, unless that is done already."""
         wanted, origin = self.origin(), dataset.origin
         if origin == wanted:
             return dataset
         bordered = dataset.pad(self.pad)
         pooled = bordered.pool() if self.pool_test_set else bordered
-        made = pooled.with_test_sites(self.test_sites).subsample(self.samples)
-        return made.with_origin(wanted if origin == wanted.bare() else None)
+        prepared = pooled.with_test_sites(self.test_sites).subsample(self.samples)
+        return prepared.with_origin(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
-        """Return that of the data which `load` returns."""
+        """Return the origin of the data that `load` returns."""
         text = self.text if data.is_text(self.dataset) else None
         return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples, self.test_sites)
 
     def names(self, dataset: Dataset) -> bool:
-        """Say whether this is the data set of the settings, as it was loaded by its name, prepared or not.
+        """Say whether this is the data set of the settings, loaded by name.
+
+        It may be prepared or not.
 
         >>> DataSettings(samples=100).names(data.load("digits")), DataSettings().names(DataSettings(samples=100).load())
         (True, False)
@@ -127,11 +129,16 @@ class DataSettings(Topic):
         return dataset.origin in (self.origin(), self.origin().bare())
 
     def deal(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
-        """Deal the samples out to clients. Returns those of each, and the true structure."""
+        """Partition the samples among clients.
+
+        Returns each client's, and the true structure.
+        """
         options = self.partition.options
-        given: dict[str, Any] = {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
+        arguments: dict[str, Any] = (
+            {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
+        )
         kind, owners = self.partition.name, dataset.owners
-        return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **given)
+        return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **arguments)
 
     def split(self, dataset: Dataset, parts: Parts, rng: np.random.Generator) -> tuple[Dataset, Splits]:
         """Split what each client was dealt into training, validation and test samples.
@@ -145,11 +152,11 @@ class DataSettings(Topic):
         Raises:
             FLError: if some clients have samples of their own to validate or test on, and others have none.
         """
-        own = None if dataset.valid is None else parts.divide(dataset.valid)
-        if own is None:
+        divided = None if dataset.valid is None else parts.divide(dataset.valid)
+        if divided is None:
             splits = hold_out(parts, self.local_valid, self.local_test, rng)
         else:
-            rest, valid = own
+            rest, valid = divided
             names = dataset.names_of_clients(parts)
             check_all_have(rest, names, "training samples", "leave some of its samples for training")
             check_all_have(valid, names, "validation samples", "give it some, or take those of the others for training")

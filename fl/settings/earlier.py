@@ -1,4 +1,4 @@
-"""Names of settings in earlier versions, and what a user takes instead of those that are gone."""
+"""Names of settings in earlier versions, and what replaces those that are gone."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ MOVED = {"joining": "presence", "leaving": "presence"}
 
 
 def notice_of(flag: str) -> str:
-    """Say what a flag of an earlier version is called now, or that it is gone; "" for any other."""
+    """Say what a flag of an earlier version is called now, or is gone; "" for others."""
     if flag in _RENAMED:
         return f"--{flag} is now --{_RENAMED[flag]}"
     names = {flag, flag.partition(".")[0]} & _GONE.keys()
@@ -46,24 +46,24 @@ def notice_of(flag: str) -> str:
 
 
 def check_renamed(flags: Iterable[str]) -> None:
-    """Raise FLError for the first flag of an earlier version, written without its dashes."""
+    """Raise FLError for the first flag of an earlier version, without its dashes."""
     for flag in flags:
         if notice := notice_of(flag):
             raise FLError(notice, code="name")
 
 
 def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by flag that a checkpoint keeps, which may be of an earlier version, as flags of now.
+    """Return the settings by flag in a checkpoint, also an earlier one, as now.
 
     >>> flags({"joining": 0.1, "seeds": [3], "algorithm": ["fedmr"]})
     {'presence.joining': 0.1, 'algorithm': 'fedmr', 'seed': 3}
     """
-    found = {_RENAMED.get(name, name): value for name, value in settings.items()}
-    if "seeds" in found:
-        (found["seed"],) = found.pop("seeds")
-    if isinstance(found.get("algorithm"), list):
-        (found["algorithm"],) = found["algorithm"]
-    return found
+    renamed = {_RENAMED.get(name, name): value for name, value in settings.items()}
+    if "seeds" in renamed:
+        (renamed["seed"],) = renamed.pop("seeds")
+    if isinstance(renamed.get("algorithm"), list):
+        (renamed["algorithm"],) = renamed["algorithm"]
+    return renamed
 
 
 def say_gone(names: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def say_gone(names: Iterable[str]) -> str:
 
 
 def without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
-    """Return the values of settings without those that are gone, and the names of these."""
+    """Return the values of settings without missing ones, and the names of these."""
     if not isinstance(values, dict):
         return values, []
     rest, names = {}, []

@@ -1,4 +1,4 @@
-"""Settings of where and how a run is computed. They do not change what it learns, but for rounding."""
+"""Settings of where and how a run is computed, which change only its rounding."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,7 +28,7 @@ class ExecutionSettings(Topic):
     """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
     it some are faster"""
     data_on: Annotated[str, one_of(*PLACES), Rare()] = "auto"
-    """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
+    """where samples lie: on the device that trains, or on the host, so that only a round's samples are copied;
     auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
     data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     """folder of the data sets [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""

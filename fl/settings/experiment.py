@@ -25,7 +25,7 @@ class Experiment:
 
     Attributes:
         config: what the runs have in common.
-        options: those of methods by name, where they are not the defaults; methods that are not run may have some.
+        options: of methods by name, where they are not the defaults; methods that are not run may have some.
 
     >>> experiment = Experiment.of(algorithms=("fedavg", "fedprox"), seeds=(0, 1), rounds=10)
     >>> [(run.method.name, run.seed) for run in experiment.runs()]
@@ -51,12 +51,12 @@ class Experiment:
         """
         common = repr(self.config.replace(algorithm=METHOD, seed=0)).removeprefix("Config.of(").removesuffix(")")
         options = [f"{name}={asdict(value)!r}" for name, value in self.options.items() if is_dataclass(value)]
-        asked = [f"algorithms={self.algorithms!r}", f"seeds={self.seeds!r}", *filter(None, [common]), *options]
-        return f"Experiment.of({', '.join(asked)})"
+        arguments = [f"algorithms={self.algorithms!r}", f"seeds={self.seeds!r}", *filter(None, [common]), *options]
+        return f"Experiment.of({', '.join(arguments)})"
 
     @classmethod
     def of(cls, **settings: Any) -> "Experiment":
-        """Make an experiment from the names of settings, see `Config.of`; algorithms and seeds are several."""
+        """Make an experiment from names as in `Config.of`, with algorithms and seeds."""
         return cls().replace(**settings)
 
     @classmethod
@@ -67,13 +67,13 @@ class Experiment:
 
     def replace(self, /, **settings: Any) -> "Experiment":
         """Return the experiment with some settings replaced, named as `of` has them."""
-        own = {name: settings.pop(name) for name in ("algorithms", "seeds") if name in settings}
+        top_level = {name: settings.pop(name) for name in ("algorithms", "seeds") if name in settings}
         for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
             if name in settings:
                 raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
-        changed = replace(self, **own)  # which adds methods by import paths to those there are
+        changed = replace(self, **top_level)  # which adds methods by import paths to those there are
         options = dict(self.options)
-        for name in [one for one in settings if one in ALGORITHMS and ALGORITHMS[one].options is not None]:
+        for name in [key for key in settings if key in ALGORITHMS and ALGORITHMS[key].options is not None]:
             options[name] = options_of(name, settings.pop(name), options.get(name, ALGORITHMS[name].options))
         return replace(changed, config=self.config.replace(**settings), options=options)
 
@@ -82,29 +82,29 @@ class Experiment:
         return [self._run(name).replace(seed=seed) for name in self.algorithms for seed in self.seeds]
 
     def _run(self, name: str) -> Config:
-        own = {name: self.options[name]} if isinstance(name, str) and name in self.options else {}
-        return self.config.replace(algorithm=name, **own)
+        options = {name: self.options[name]} if isinstance(name, str) and name in self.options else {}
+        return self.config.replace(algorithm=name, **options)
 
     def as_read(self) -> "Experiment":
-        """Replace settings that no run reads by their defaults, and forget the options of methods that are not run."""
-        runs = [one.as_read() for one in self.runs() or [self.config]]
-        config = next((one for one in runs if one.model.architectures != ArchitectureOptions()), runs[0])
+        """Replace settings that no run reads by defaults, and forget unused options."""
+        runs = [run.as_read() for run in self.runs() or [self.config]]
+        config = next((run for run in runs if run.model.architectures != ArchitectureOptions()), runs[0])
         if len(self.algorithms) > 1:
             config = replace(config, method=self.config.method, seed=self.config.seed)
-        options = {name: one for name, one in self.options.items() if name in self.algorithms}
+        options = {name: group for name, group in self.options.items() if name in self.algorithms}
         return replace(self, config=config, options=options)
 
     def check(self) -> None:
-        """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
+        """Raise FLError for settings of a run that do not go together, see `Config.check`."""
         if not self.algorithms or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
-        if any(several.count(one) > 1 for several in (self.algorithms, self.seeds) for one in several):
+        if any(several.count(item) > 1 for several in (self.algorithms, self.seeds) for item in several):
             raise FLError("--algorithm and --seeds: name each method and each seed only once")
-        for one in self.runs():
-            one.check()
+        for run in self.runs():
+            run.check()
 
     def with_validation(self, chosen: bool = False) -> "Experiment":
-        """Return the experiment, with samples held out in all runs if one of them needs some, see `Config`."""
+        """Return the experiment, with samples held out if one of its runs needs some."""
         for name in self.algorithms:
             run = self._run(name)
             if (held := run.with_validation(chosen)) is not run:
@@ -121,23 +121,26 @@ class Experiment:
         if len(runs) == 1:
             return runs[0].to_yaml()
         values: dict[str, Any] = {"algorithm": list(self.algorithms), "seeds": list(self.seeds)}
-        for one in runs:
-            own = one.values()
-            method, _ = own.pop("method"), own.pop("seed")
+        for run in runs:
+            sections = run.values()
+            method, _ = sections.pop("method"), sections.pop("seed")
             values |= {name: {**values.get(name, {}), **value} if isinstance(value, dict) else value
-                       for name, value in own.items()}  # fmt: skip
+                       for name, value in sections.items()}  # fmt: skip
             name = method.pop("name")
             values |= {name: method} if method else {}
         return yaml.safe_dump({name: value for name, value in values.items() if value != {}}, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Experiment":
-        """Read the settings of an experiment, or of one run, from YAML, see `Config.from_yaml`."""
+        """Read the settings of an experiment or a run from YAML, see `Config.from_yaml`."""
         return cls().replace(**stored.read(text, gone))
 
     @classmethod
     def from_file(cls, path: Path) -> "Experiment":
-        """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        """Read the settings in a YAML file, such as the config.yaml of a run.
+
+        Raises FLError, which names the file.
+        """
         if path.exists() and not path.is_file():
             raise FLError(
                 f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run",
@@ -156,7 +159,7 @@ class Experiment:
         """Read the settings of a run folder, or of the folder of several runs.
 
         Args:
-            resume: whether they are to go on, which runs of earlier versions cannot.
+            resume: whether they are to resume, which runs of earlier versions cannot.
         """
         with stored.in_folder(folder, resume) as text:
             return cls.from_yaml(text, gone=True)

@@ -1,4 +1,4 @@
-"""The extensions there are: those of `fl.extensions`, and those of installed packages."""
+"""The extensions there are: in `fl.extensions`, and in installed packages."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,29 +8,31 @@ from fl.base.errors import FLError
 from fl.base.plugins import collect, kind, load_entry_points
 
 
-def _check(found: Any, name: str) -> Extension:
-    if not isinstance(found, Extension):
-        raise FLError(f"is {kind(found)}, not an Extension")
-    return found
+def _check(entry: Any, name: str) -> Extension:
+    if not isinstance(entry, Extension):
+        raise FLError(f"is {kind(entry)}, not an Extension")
+    return entry
 
 
 def _extensions() -> dict[str, Extension]:
-    """Return extensions by name; one of a package that cannot be had is left out with a warning."""
+    """Return extensions by name; a package's that fails is left out with a warning."""
     ours = collect("fl.extensions", "EXTENSION", Extension)
     return ours | load_entry_points("extensions", ours, _check)
 
 
 EXTENSIONS: dict[str, Extension] = _extensions()
-"""From the name of an extension, which is that of its group of settings, to what it is."""
+"""From the name of an extension, which its group of settings shares, to what it is."""
 
 
-def model_change(asked: Iterable[str]) -> tuple[str, ModelChange] | None:
-    """Return the extension that changes the model, by its name, of those that a run asks for; None if none does.
+def model_change(names: Iterable[str]) -> tuple[str, ModelChange] | None:
+    """Return the name and the model change of the extension that changes the model.
+
+    It is None if a run asks for no such extension.
 
     Raises:
         FLError: for two.
     """
-    found = [(name, change) for name in asked if (change := EXTENSIONS[name].model)]
-    if len(found) > 1:
-        raise FLError(f"--{found[0][0]} and --{found[1][0]} both change the model: leave one of them out")
-    return found[0] if found else None
+    changes = [(name, change) for name in names if (change := EXTENSIONS[name].model)]
+    if len(changes) > 1:
+        raise FLError(f"--{changes[0][0]} and --{changes[1][0]} both change the model: leave one of them out")
+    return changes[0] if changes else None

@@ -1,4 +1,4 @@
-"""The flags of `python -m fl.run`: flat, made from the settings by topic and the options of partitions and methods."""
+"""The flags of `python -m fl.run`, flat: the settings, and options by name."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
@@ -32,11 +32,11 @@ from surgery.arguments import parse
 
 
 def _about_methods() -> str:
-    one, own, different = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
+    single, personal, different = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
     return (
-        f"federated methods, comma-separated, your own as module:METHOD: one global model {one}; a personalized model "
-        f"for each client {own}; heterogeneous clients of different --architectures {different}. Several run on the "
-        "same splits and are compared"
+        f"federated methods, comma-separated, your own as module:METHOD: one global model {single}; a personalized "
+        f"model for each client {personal}; heterogeneous clients of different --architectures {different}. Several "
+        "run on the same splits and are compared"
     )
 
 
@@ -85,44 +85,49 @@ def entries(methods: Iterable[str]) -> dict[str, dict[str, Entry]]:
     Args:
         methods: whose options are among them.
     """
-    found: dict[str, dict[str, Entry]] = {}
+    topics: dict[str, dict[str, Entry]] = {}
     for topic, kind in TOPICS.items():
-        inside = found.setdefault(topic, {})
-        for one in fields(kind):
-            chosen = isinstance(one.default, Chosen)
-            inside[name_of(one)] = Entry(kind, one, one.default.name if chosen else one.default)
-            for each in KINDS.values() if chosen else ():
-                for option in fields(each.options) if each.options is not None else ():
-                    inside.setdefault(option.name, Entry(type(each.options), option, option.default))
-    found["rounds"] = {
-        one.name: Entry(Config, one, one.default) for one in fields(Config) if one.name in OWN and one.name != "seed"
+        inside = topics.setdefault(topic, {})
+        for setting in fields(kind):
+            chosen = isinstance(setting.default, Chosen)
+            inside[name_of(setting)] = Entry(kind, setting, setting.default.name if chosen else setting.default)
+            for alternative in KINDS.values() if chosen else ():
+                for option in fields(alternative.options) if alternative.options is not None else ():
+                    inside.setdefault(option.name, Entry(type(alternative.options), option, option.default))
+    topics["rounds"] = {
+        setting.name: Entry(Config, setting, setting.default)
+        for setting in fields(Config)
+        if setting.name in OWN and setting.name != "seed"
     }
-    found["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if OPTIONS.get(name) is not None}
-    found["extensions"] = {name: _group(name, one.options, Rare()) for name, one in EXTENSIONS.items()}
-    return found
+    topics["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if OPTIONS.get(name) is not None}
+    topics["extensions"] = {name: _group(name, extension.options, Rare()) for name, extension in EXTENSIONS.items()}
+    return topics
 
 
 def _group(name: str, options: Any, *notes: Any) -> Entry:
-    made = make_dataclass("Group", [(name, Annotated[type(options), "a group", *notes], field(default=options))])
-    return Entry(None, fields(made)[0], options)
+    holder = make_dataclass("Group", [(name, Annotated[type(options), "a group", *notes], field(default=options))])
+    return Entry(None, fields(holder)[0], options)
 
 
-def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) -> type:
-    """Make the dataclass whose fields are these flags, after those of a base class."""
+def flags_class(topics: Mapping[str, Mapping[str, Entry]], base: type = Command) -> type:
+    """Make the dataclass whose fields are these flags, after a base class's fields."""
     types = []
-    for name, one in ((name, one) for inside in found.values() for name, one in inside.items()):
-        kind = one.field.type
-        if isinstance(one.field.default, Chosen):
+    for name, entry in ((name, entry) for inside in topics.values() for name, entry in inside.items()):
+        kind = entry.field.type
+        if isinstance(entry.field.default, Chosen):
             notes = [note for note in kind.__metadata__ if hasattr(note, "help")]
             kind = Annotated[str, Flag(str, "NAME", KINDS, own="KIND"), *notes]
-        types.append((name, kind, field(default=one.default, metadata={"documented": (one.owner, one.field.name)})))
+        types.append(
+            (name, kind, field(default=entry.default, metadata={"documented": (entry.owner, entry.field.name)}))
+        )
     return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 
 
 def parse_command_line(kind: type[T], argv: Sequence[str], prog: str) -> T:
-    """Parse a command line with tyro. Flags are described by docstrings. Raises FLError for what cannot be parsed.
+    """Parse a command line with tyro; docstrings describe its flags.
 
-    Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
+    Raises FLError for what cannot be parsed. Comments at fields are not looked for, since tyro would read the source of
+    nearly every class for them.
 
     Args:
         prog: how the command is called.
@@ -134,40 +139,42 @@ def parse_command_line(kind: type[T], argv: Sequence[str], prog: str) -> T:
 
 
 def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]:
-    """Put the flags of a command line in the place of an experiment's settings; return it with their values."""
+    """Put a command line's flags into an experiment; return it with their values."""
     flags = {flag_in(word) for word in argv}
-    asked = find_value(argv, "algorithm")
-    methods = start.algorithms if asked is None else Experiment(algorithms=tuple(asked.split(","))).algorithms
+    algorithms = find_value(argv, "algorithm")
+    methods = start.algorithms if algorithms is None else Experiment(algorithms=tuple(algorithms.split(","))).algorithms
     partition_named(find_value(argv, "partition"))  # before flags are made of the options of all partitions
     check_methods(flags, methods)
     values = parse_command_line(flags_class(entries(methods)), argv, program("run"))
-    check_values(replace(values, algorithm=methods if asked else values.algorithm))
-    own: dict[str, Any] = {"algorithms": methods}
+    check_values(replace(values, algorithm=methods if algorithms else values.algorithm))
+    top_level: dict[str, Any] = {"algorithms": methods}
     if "seeds" in flags:
-        own["seeds"] = values.seeds
+        top_level["seeds"] = values.seeds
     changes = select_given(values, flags)
     if "participants" in changes and "participation" not in changes:  # a number overrides a share of the start
         changes["participation"] = 0.0
-    return start.replace(**own, **changes), values
+    return start.replace(**top_level, **changes), values
 
 
 def select_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
-    """Return the settings that a command line gives, as `Config.of` takes them: of groups what it changes.
+    """Return the settings that a command line gives, for `Config.of`.
+
+    Of groups it is what the command line changes.
 
     Args:
-        values: those of all flags.
-        flags: those that the command line has.
+        values: the values of all flags.
+        flags: the flags on the command line.
     """
-    found: dict[str, Any] = {}
-    command = {one.name for one in fields(Command)}
-    for one in fields(values):
-        value = getattr(values, one.name)
+    selected: dict[str, Any] = {}
+    command = {setting.name for setting in fields(Command)}
+    for setting in fields(values):
+        value = getattr(values, setting.name)
         if is_dataclass(value):
-            inside = {f.name: getattr(value, f.name) for f in fields(value) if flag_of(f.name, one.name) in flags}
-            found |= {one.name: inside} if inside else {}
-        elif flag_of(one.name) in flags and one.name not in command:
-            found[one.name] = value
-    return found
+            inside = {f.name: getattr(value, f.name) for f in fields(value) if flag_of(f.name, setting.name) in flags}
+            selected |= {setting.name: inside} if inside else {}
+        elif flag_of(setting.name) in flags and setting.name not in command:
+            selected[setting.name] = value
+    return selected
 
 
 def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
@@ -181,13 +188,16 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
 
 
 def find_value(argv: Iterable[str], flag: str) -> str | None:
-    """Find the value of a flag among the words of a command line, without reading the others; the last one counts."""
-    found, before = None, ""
+    """Find the value of a flag among the words of a command line, unread.
+
+    The last one counts.
+    """
+    result, before = None, ""
     for word in argv:
         if before == flag:
-            found = word
+            result = word
         name, equals, value = word.partition("=")
         if equals and flag_in(name) == flag:
-            found = value
+            result = value
         before = "" if equals else flag_in(word)
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Print the pages of `--help`, laid out by argparse; tyro reads the command lines themselves."""
+"""Print the pages of `--help`, laid out by argparse; tyro reads command lines."""
 
 import argparse
 import dataclasses
@@ -69,8 +69,8 @@ def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
 def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
     """Print the page of `fl.run`, and end the program.
 
-    It has the usual settings, of which those that the command line's other words give decide what else is read; after
-    `--help all` every one.
+    It has the usual settings, as far as a run with the other words of the command line reads them; after `--help all`
+    every one.
 
     Args:
         start: the defaults, which a recipe may have set.
@@ -89,10 +89,9 @@ def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mappi
         experiment, _ = overridden(others, start)
     if asked_for := find_value(others, "algorithm"):
         choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS, "METHOD")
-    read = {
-        one.flag for run in experiment.runs() for one in run.settings() if not one.unread and not marks(one.field, Rare)
-    }
-    rare = {name for inside in entries(()).values() for name, one in inside.items() if marks(one.field, Rare)}
+    settings = [setting for run in experiment.runs() for setting in run.settings()]
+    read = {setting.flag for setting in settings if not setting.unread and not marks(setting.field, Rare)}
+    rare = {name for inside in entries(()).values() for name, entry in inside.items() if marks(entry.field, Rare)}
     hidden = {flag_of(name) for name in rare}
     shown = (lambda _: True) if everything else (lambda flag: flag in read and flag.partition(".")[0] not in hidden)
     page = _page(start, tuple(ALGORITHMS) if everything else experiment.algorithms, shown)
@@ -121,36 +120,39 @@ def _page(start: Experiment, methods: Sequence[str], shown: Callable[[str], bool
         start: the defaults. methods: whose options are there.
         shown: flag of a setting -> whether it is there.
     """
-    values = {one.flag: one.value for run in reversed(start.runs()) for one in run.settings()}
+    values = {setting.flag: setting.value for run in reversed(start.runs()) for setting in run.settings()}
     values |= {"algorithm": start.algorithms, "seeds": start.seeds}
-    command = {one.name: one for one in dataclasses.fields(Command)}
-    found, page, groups = entries(methods), {}, {}
+    command = {field.name: field for field in dataclasses.fields(Command)}
+    topics, page, groups = entries(methods), {}, {}
 
-    def lines(name: str, one: Entry) -> dict[str, str]:
-        if one.group:
-            inside = [each for each in dataclasses.fields(one.default) if shown(flag_of(each.name, name))]
+    def lines(name: str, entry: Entry) -> dict[str, str]:
+        default = entry.default
+        if entry.group:
+            options = [(field, flag_of(field.name, name)) for field in dataclasses.fields(default)]
+            group = dict(
+                _entry(type(default), field, flag, values.get(flag, getattr(default, field.name)))
+                for field, flag in options
+                if shown(flag)
+            )
             title = f"options of {name}" if name in ALGORITHMS else name
-            now = {each.name: values.get(flag_of(each.name, name), getattr(one.default, each.name)) for each in inside}
-            entry = dict(_entry(type(one.default), each, flag_of(each.name, name), now[each.name]) for each in inside)
-            groups.update({title: entry} if entry else {})
+            groups.update({title: group} if group else {})
             return {}
-        flag = flag_of(name)
-        return (
-            dict([_entry(one.owner or object, one.field, flag, values.get(flag, one.default))]) if shown(flag) else {}
-        )
+        if not shown(flag := flag_of(name)):
+            return {}
+        return dict([_entry(entry.owner or object, entry.field, flag, values.get(flag, default))])
 
     for heading, parts in _PAGE.items():
         page[heading] = section = {}
         for part in parts:
-            if part in found:
-                for name, one in found[part].items():
-                    section |= lines(name, one)
+            if part in topics:
+                for name, entry in topics[part].items():
+                    section |= lines(name, entry)
             else:
-                one = command[part]
-                section |= [_entry(Command, one, flag_of(part), values.get(part, one.default))]
+                field = command[part]
+                section |= [_entry(Command, field, flag_of(part), values.get(part, field.default))]
     for part in ("methods", "extensions"):
-        for name, one in found[part].items():
-            lines(name, one)
+        for name, entry in topics[part].items():
+            lines(name, entry)
     return {title: flags for title, flags in (page | groups).items() if flags}
 
 
@@ -177,35 +179,40 @@ def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, 
 
 
 def _arguments(kind: type) -> dict[str, dict[str, str]]:
-    """Lay out the page of a command, from the dataclass of its arguments: a section for it, and one for each group."""
+    """Lay out the page of a command from its dataclass.
+
+    It has a section for it, and one for each group.
+    """
     page: dict[str, dict[str, str]] = {"arguments": {}}
-    for one in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(group := one.default):
-            inside = [(each, getattr(group, each.name)) for each in dataclasses.fields(group)]
-            page[one.name] = dict(_entry(type(group), each, flag_of(each.name, one.name), now) for each, now in inside)
+    for argument in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(group := argument.default):
+            inside = [(option, getattr(group, option.name)) for option in dataclasses.fields(group)]
+            page[argument.name] = dict(
+                _entry(type(group), option, flag_of(option.name, argument.name), now) for option, now in inside
+            )
         else:
-            page["arguments"] |= [_entry(kind, one, flag_of(one.name), one.default)]
+            page["arguments"] |= [_entry(kind, argument, flag_of(argument.name), argument.default)]
     return page
 
 
 @lru_cache
 def _read_documentation(kind: type) -> dict[str, str]:
-    """Return what the strings below the fields of a dataclass say of them, those of its base classes included."""
-    found: dict[str, str] = {}
+    """Return the strings below the fields of a dataclass, and of its base classes."""
+    texts: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         with suppress(TypeError):  # made by a program
-            found |= {name: text for name, (text, *_) in AttributeDocstrings().get_attr_docs(cls).items()}
-    return found
+            texts |= {name: text for name, (text, *_) in AttributeDocstrings().get_attr_docs(cls).items()}
+    return texts
 
 
 def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tuple[str, str]:
-    """Write a flag, as `--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`, and what it does.
+    """Write a flag, as `--rounds INT>=1` or `--flip, --no-flip`, and what it does.
 
     Its default is there where the text does not say it.
     """
-    said = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
+    helps = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
     owner, name = field.metadata.get("documented", (kind, field.name))
-    text = next(said, "") or _read_documentation(owner).get(name, "")
+    text = next(helps, "") or _read_documentation(owner).get(name, "")
     if several := marks(field, Alternatives):
         return f"--{flag} {one_of(*several[0].options()).metavar}", f"{text} (default: {default})"
     kinds, many = types_of(field.type)
@@ -220,7 +227,7 @@ def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tup
         written = f"--{flag}" if single else f"--{flag}, --{before}{dot}no-{name}"
         usual = "" if single else "yes" if default else "no"
     else:
-        names = [{str: "NAME"}.get(one, one.__name__.upper()) for one in kinds if one is not type(None)]
+        names = [{str: "NAME"}.get(part, part.__name__.upper()) for part in kinds if part is not type(None)]
         written = f"--{flag} {word or '|'.join(names)}".rstrip()
     if parsed and default is not dataclasses.MISSING:
         usual = parsed[0].str_from_instance(default)[0]
@@ -232,7 +239,7 @@ def _is(field: dataclasses.Field, mark: Any) -> bool:
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, up to where longer lines are hard to read; flags are not broken at their hyphens."""
+    """As wide as the terminal, within limits; flags are not broken at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=_width())
@@ -255,6 +262,6 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def _paragraphs(text: str) -> str:
-    """Return paragraphs as lines; those that are indented are commands, and stay as they are."""
+    """Return paragraphs as lines; indented ones are commands, and stay as they are."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(one if one.startswith(" ") else "\n".join(_lines(one, _width())) for one in paragraphs)
+    return "\n\n".join(block if block.startswith(" ") else "\n".join(_lines(block, _width())) for block in paragraphs)

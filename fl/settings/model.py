@@ -1,4 +1,4 @@
-"""Settings of the model: its architecture, what it begins from, and what clients have of it."""
+"""Settings of the model: architecture, initial weights, and clients' part of it."""
 
 from dataclasses import dataclass
 from typing import Annotated, get_args
@@ -55,7 +55,7 @@ class ModelSettings(Topic):
         image_size: int | None = None,
         text: bool | None = None,
     ):
-        """Make the `zoo.Spec` of the model, for data with these images and classes, or for text.
+        """Make the `zoo.Spec` of the model, for these images and classes, or for text.
 
         Args:
             samples: the settings of the data.
@@ -64,8 +64,8 @@ class ModelSettings(Topic):
         if not self.width:
             raise FLError("give at least one --width")
         if text is None:
-            named, own = data.is_text(samples.dataset), data.is_custom(samples.dataset)
-            text = named or (own and models.takes_text(self.name))
+            named, custom = data.is_text(samples.dataset), data.is_custom(samples.dataset)
+            text = named or (custom and models.takes_text(self.name))
         return models.make_spec(
             self.name,
             num_classes,

@@ -1,4 +1,4 @@
-"""The place of a setting, its topic and field, from its name on the command line. Flags are flat, settings are not.
+"""The place of a setting, its topic and field, from its flag's name.
 
 A new setting is a field of its topic, or a field that is a dataclass of several; nothing else names it. One of no topic
 is a field of `fl.Config`, and stands in `OWN`.
@@ -60,7 +60,7 @@ _TAKEN = frozenset({*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"}
 
 
 def check_names() -> None:
-    """Raise FLError for an option of a partition, or an extension, that hides a setting."""
+    """Raise FLError for an option or an extension whose name hides a setting."""
     for name, kind in KINDS.items():
         _check_partition(name, kind)
     for name in _TAKEN - {*TOPICS}:  # there is a method `local`, which has no options
@@ -76,10 +76,10 @@ def check_names() -> None:
             )
 
 
-def _check_partition(kind: str, one: partition.Kind) -> None:
-    for name in one.reads:
+def _check_partition(kind: str, entry: partition.Kind) -> None:
+    for name in entry.reads:
         others = {type(other.options) for key, other in KINDS.items() if key != kind and name in other.reads}
-        if others - {type(one.options)} or name in _TAKEN or name == "name":
+        if others - {type(entry.options)} or name in _TAKEN or name == "name":
             raise FLError(
                 f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it", code="name"
             )
@@ -88,7 +88,7 @@ def _check_partition(kind: str, one: partition.Kind) -> None:
 check_names()
 
 
-def method_named(asked: Any) -> Any:
+def method_named(wanted: Any) -> Any:
     """Return the name of a method, as settings have it, from what a user calls it.
 
     Papers write FedAvg+. An import path stands for the method that it names, which is added to those there are.
@@ -96,34 +96,36 @@ def method_named(asked: Any) -> Any:
     Raises:
         FLError: for what is no name, and an import path of no method, or of one whose name is taken.
     """
-    if isinstance(asked, Chosen):
-        return asked
-    if not isinstance(asked, str):
+    if isinstance(wanted, Chosen):
+        return wanted
+    if not isinstance(wanted, str):
         raise FLError(
-            f"unknown --algorithm {short(asked)}: give a name, or an import path such as my_module:METHOD", code="name"
+            f"unknown --algorithm {short(wanted)}: give a name, or an import path such as my_module:METHOD", code="name"
         )
-    if not is_path(asked):
-        if (name := algorithms.plain_name(asked)) in _TAKEN and OPTIONS.get(name) is not None:
+    if not is_path(wanted):
+        if (name := algorithms.plain_name(wanted)) in _TAKEN and OPTIONS.get(name) is not None:
             raise FLError(
                 f"a method with options cannot be called {name!r}, which is a setting already: rename it", code="name"
             )
         return name
-    method = algorithms.import_method(asked)
+    method = algorithms.import_method(wanted)
     if method.name in _TAKEN or method.name in EXTENSIONS:
-        raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function", code="name")
-    algorithms.register(asked, method)
+        raise FLError(
+            f"--algorithm {wanted} is called {method.name}, as a setting is: rename its function", code="name"
+        )
+    algorithms.register(wanted, method)
     return method.name
 
 
-def partition_named(asked: Any) -> Any:
-    """Return the name of a partition, as settings have it, from its name, its import path or its function.
+def partition_named(wanted: Any) -> Any:
+    """Return the name of a partition from its name, import path or function.
 
     One of a user's own is added to those there are, by its import path.
 
     Raises:
         FLError: for an import path of no partition, and for options that are settings already.
     """
-    path = path_of("partition", asked) if callable(asked) else asked
+    path = path_of("partition", wanted) if callable(wanted) else wanted
     if not isinstance(path, str | Chosen | None):
         raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function", code="name")
     if isinstance(path, str) and is_path(path):

@@ -122,7 +122,7 @@ def overview(recipes: Mapping[str, Recipe] = RECIPES) -> dict[str, str]:
 
 
 def describe(make: Recipe) -> str:
-    """Return the docstring of a recipe, its commands indented, so that a help keeps them on lines of their own.
+    """Return the docstring of a recipe, with its commands indented to keep lines.
 
     >>> print(describe(digits).splitlines()[2])
       python -m fl.run digits

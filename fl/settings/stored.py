@@ -30,9 +30,10 @@ _log = logging.getLogger("fl")
 
 
 def read(text: str, gone: bool = False) -> dict[str, Any]:
-    """Read a file of settings. Returns those that it has, by the names that `Experiment.of` takes, each of its type.
+    """Read a file of settings.
 
-    Sections that are of nothing here, such as those of a method whose file is gone, are left out with a warning.
+    Returns those that it has, by the names that `Experiment.of` takes, each of its type. Sections of things that are
+    not here, such as a method whose file is gone, are left out with a warning.
 
     Args:
         gone: whether settings of earlier versions that are gone are left out; otherwise they are an error.
@@ -49,37 +50,37 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             raise FLError(f"{name} is a flag, which no file of settings has", code="name")
         if values[name] is not None:  # as files of version 0.2 have it
             _log.warning("warning: %s is ignored: it is a flag of the command, --%s", name, name)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     sections = []  # of methods, and what nothing here knows
     for name, value in _flat(values):
         if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
             sections.append((name, value))
-        elif name in earlier.MOVED.values() and name in found:  # one more setting that was in no group
-            found[name] = _fill(found[name], value, name)
-        elif name in found:
+        elif name in earlier.MOVED.values() and name in result:  # one more setting that was in no group
+            result[name] = _fill(result[name], value, name)
+        elif name in result:
             raise FLError(f"{name} is there twice: leave one of them out")
         else:
-            found[name] = _convert(name, value)
+            result[name] = _convert(name, value)
     for name, section in sections:
         try:
             name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
             if section and usual is None:
                 raise FLError(f"{name} has no options")
-            if section and name in found:
+            if section and name in result:
                 raise FLError(f"the options of {name} are there twice: leave one section out")
-            found |= {name: _fill(usual, section, name)} if section else {}
+            result |= {name: _fill(usual, section, name)} if section else {}
         except FLError as why:
-            if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
+            if name in result.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
             if not gone and name not in ALGORITHMS:  # of a file that somebody writes, and no record of a run
                 raise FLError(describe_unknown(name), code="name") from None
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
-    return found
+    return result
 
 
 def name_outside(topic: str, inside: str) -> str:
-    """Return the name that a setting of a topic has outside of it. Raises FLError if the topic has none such.
+    """Return the name of a topic's setting outside of it; FLError if there is none.
 
     >>> name_outside("local", "epochs")
     'local_epochs'
@@ -89,7 +90,7 @@ def name_outside(topic: str, inside: str) -> str:
         return known[inside]
     if inside in PLACES:
         raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}", code="name")
-    if any(inside in one.reads for one in KINDS.values()):
+    if any(inside in kind.reads for kind in KINDS.values()):
         raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition", code="name")
     raise FLError(
         earlier.notice_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}",
@@ -98,20 +99,23 @@ def name_outside(topic: str, inside: str) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a file by the names that they have outside of topics; groups are mappings."""
+    """Yield the settings of a file by their names outside of topics.
+
+    Groups are mappings.
+    """
     for name, value in values.items():
         if name in TOPICS and isinstance(value, dict):
-            for inside, one in value.items():
+            for inside, item in value.items():
                 outside = (name, inside) in earlier.OUTSIDE
-                yield from _alternative(inside if outside else name_outside(name, inside), one)
+                yield from _alternative(inside if outside else name_outside(name, inside), item)
         elif name in TOPICS and name not in PLACES:
             raise FLError(f"{name} is a topic, with settings in it: {name}: {{{fields(TOPICS[name])[0].name}: ...}}")
         elif name == "method" and isinstance(value, dict):
             if "name" not in value:
                 raise FLError("method has no name: give one")
-            own = {option: one for option, one in value.items() if option != "name"}
+            options = {option: item for option, item in value.items() if option != "name"}
             yield "algorithms", value["name"]
-            yield from [(value["name"], own)] * bool(own)
+            yield from [(value["name"], options)] * bool(options)
         elif name == "method":
             raise FLError(f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}")
         elif name in ("algorithm", "seed", "seeds"):
@@ -123,7 +127,7 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _method(name: str, section: Any) -> tuple[str, Any]:
-    """Return the name of a method and its options without the import path, by which it is found.
+    """Return the name of a method and its options, without the import path.
 
     Raises FLError if it is not there, or is another one now.
     """
@@ -131,7 +135,7 @@ def _method(name: str, section: Any) -> tuple[str, Any]:
         return method_named(name), section
     if (there := method_named(section[SOURCE])) != name:
         raise FLError(f"{section[SOURCE]} is {there} now", code="name")
-    return name, {option: one for option, one in section.items() if option != SOURCE}
+    return name, {option: value for option, value in section.items() if option != SOURCE}
 
 
 def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -147,12 +151,12 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         _log.warning("warning: the options of the partition %s are ignored (%s)", kind, why)
         yield name, Chosen(kind)
     else:
-        yield from ((name if option == "name" else option, one) for option, one in value.items())
+        yield from ((name if option == "name" else option, item) for option, item in value.items())
 
 
 def _convert(name: str, value: Any) -> Any:
     """Return the value of a setting as its type has it."""
-    options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
+    options = {option.name: option.type for kind in KINDS.values() if kind.options for option in fields(kind.options)}
     if name == "partition":
         return value if isinstance(value, Chosen) else _value(str, value, name)
     if name in FIELDS:
@@ -172,17 +176,17 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _fill(default: T, values: Any, group: str) -> T:
-    """Return a group of settings with the given values, each of the type that its field has."""
+    """Return a group of settings with the given values, converted to their types."""
     if not isinstance(values, dict):
         raise FLError(f"{group} is not a mapping")
-    types = {one.name: one.type for one in fields(default)}  # type: ignore[arg-type]
+    types = {option.name: option.type for option in fields(default)}  # type: ignore[arg-type]
     for name in values:
         if name not in types:
             raise FLError(
                 earlier.notice_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}",
                 code="name",
             )
-    return replace(default, **{name: _value(types[name], one, f"{group}.{name}") for name, one in values.items()})  # type: ignore[type-var]
+    return replace(default, **{name: _value(types[name], value, f"{group}.{name}") for name, value in values.items()})  # type: ignore[type-var]
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
@@ -198,8 +202,8 @@ _ELSEWHERE = {"learning_rate": "lr", "num_clients": "clients", "epochs": "local_
 
 
 def describe_unknown(name: str) -> str:
-    """Say of a setting that there is not what it is called now, or what it may be meant to be."""
-    options = [option for one in KINDS.values() for option in one.reads]
+    """Say of a missing setting what it is called now, or what may be meant."""
+    options = [option for kind in KINDS.values() for option in kind.reads]
     if name == "extensions":
         return "extensions stand by their names, outside of other sections: privacy: {clip: 0.5}"
     near = _near(name, (*PLACES, *OWN, *TOPICS, "algorithm", *options, *EXTENSIONS))
@@ -209,8 +213,8 @@ def describe_unknown(name: str) -> str:
 def _near(name: Any, known: Iterable[str]) -> str:
     if word := _ELSEWHERE.get(str(name)):
         return f": did you mean {word}?"
-    found = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
-    return f": did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
+    return f": did you mean {matches[0]}?" if matches else ""
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -228,7 +232,7 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
     """Give the text of a run folder's settings; errors of the block name the file.
 
     Args:
-        resume: whether its runs are to go on, which those of earlier versions cannot.
+        resume: whether its runs are to resume, which runs of earlier versions cannot.
     """
     path = folder / "config.yaml"
     if not os.path.lexists(folder):  # unlike Path.exists it takes any name
@@ -249,7 +253,10 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
 
 
 def check_resumable(text: str) -> None:
-    """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
+    """Raise FLError for a run that cannot resume.
+
+    It is of an earlier version, or something that it names is missing here.
+    """
     values = _mapping(text)
     if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
         raise FLError(f"{earlier.say_gone(names)}; continue with the version that began the run", code="folder")

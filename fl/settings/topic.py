@@ -1,4 +1,4 @@
-"""The base of the topics of a run's settings: each says what it means in plain values of Python."""
+"""The base of the topics of a run's settings: plain values of Python."""
 
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -12,11 +12,11 @@ class Topic:
 
     def __post_init__(self) -> None:
         """Take numbers of NumPy, lists, and one value where several could be: `width=0.5`."""
-        for one in fields(self):
-            if (value := getattr(self, one.name)) is one.default:
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is field.default:
                 continue
             value = as_plain(value)
-            if types_of(one.type)[1] and not isinstance(value, tuple):
+            if types_of(field.type)[1] and not isinstance(value, tuple):
                 with suppress(TypeError):  # which the check of values explains
-                    value = from_yaml(one.type, value)
-            object.__setattr__(self, one.name, value)
+                    value = from_yaml(field.type, value)
+            object.__setattr__(self, field.name, value)

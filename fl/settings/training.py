@@ -58,7 +58,7 @@ class ClientSettings(Topic):
     """clients in a round, at most all (FedMR: 10)"""
 
     def following(self) -> "ClientSettings":
-        """Move numbers that nobody set into the limits that the others leave them."""
+        """Move numbers left at their defaults into the limits that the others set."""
         number, participants, free = self.number, self.participants, bool(self.participation)
         usual = type(self)
         if isinstance(number, Default):
@@ -95,7 +95,7 @@ class LocalSettings(Topic):
     crop: Annotated[Natural, Rare()] = 0
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: Annotated[bool, Rare()] = False
-    """augmentation: mirror half of the images, drawn at random"""
+    """augmentation: mirror half of the images, chosen at random"""
     optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
@@ -143,13 +143,13 @@ class LocalSettings(Topic):
             object.__setattr__(self, "loss", path_of("loss", self.loss))
 
     def check(self, dataset: str) -> None:
-        """Raise FLError for settings that do not go together, or not with the data set of this name."""
+        """Raise FLError for settings that do not go together, or with this data set."""
         if len(self.betas) != 2:
             raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
         if self.nesterov and not self.momentum:
             raise FLError("--nesterov needs a --momentum above 0")
         images = {"crop": self.crop, "flip": self.flip, "masked-loss": self.masked_loss}
-        if data.is_text(dataset) and (wrong := [flag for flag, asked in images.items() if asked]):
+        if data.is_text(dataset) and (wrong := [flag for flag, used in images.items() if used]):
             raise FLError(f"--{wrong[0]} is for images, and the data set is text: leave it out", code="unsupported")
 
     def make_optimizer(self) -> Optimizer:
