@@ -49,9 +49,9 @@ class Methods(MutableMapping[str, Method]):
 
     def _load_packages(self) -> None:
         self._packages = False
-        found = load_entry_points("algorithms", self, _check)
-        self._ours.update(found)
-        self._methods |= found
+        methods = load_entry_points("algorithms", self, _check)
+        self._ours.update(methods)
+        self._methods |= methods
 
     def __setitem__(self, name: str, method: Method) -> None:
         if self._files.pop(name, None):
@@ -88,13 +88,13 @@ class _Options(Mapping[str, Any]):
         return len(ALGORITHMS)
 
 
-def _check(found: Any, name: str = "") -> Method:
+def _check(value: Any, name: str = "") -> Method:
     """Return what a package or a module has if it is a method, of this name if one is given."""
-    if not isinstance(found, Method):
-        raise FLError(f"is {kind(found)}, not a Method")
-    if name not in ("", found.name):
-        raise FLError(f"is the method {found.name}: name it so", code="name")
-    return found
+    if not isinstance(value, Method):
+        raise FLError(f"is {kind(value)}, not a Method")
+    if name not in ("", value.name):
+        raise FLError(f"is the method {value.name}: name it so", code="name")
+    return value
 
 
 ALGORITHMS = Methods()
@@ -116,9 +116,9 @@ def import_method(path: str) -> Method:
     >>> import_method("fl.algorithms.fedprox:METHOD").name
     'fedprox'
     """
-    found = find("algorithms", path)
+    value = find("algorithms", path)
     try:
-        method = _check(found)
+        method = _check(value)
         known = ALGORITHMS.get(method.name, method)
         if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
             raise FLError(f"has the name of another method, {method.name}: rename its function", code="name")

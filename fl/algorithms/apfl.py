@@ -65,9 +65,9 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
     def client(message, client_states, clients, rng):
         update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, objective)
-        kept = {name: update.states[name] for name in client_states}
+        personal = {name: update.states[name] for name in client_states}
         states, sent = part_of(update.states, "model"), part_of(update.received, "model")
-        return update._replace(states=states, received=sent, client_states=kept)
+        return update._replace(states=states, received=sent, client_states=personal)
 
     def personalize(models, client_states, clients, rng):
         return mixture.mean(part_of(client_states, "own"), models, client_states["alpha"])
@@ -91,19 +91,23 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(logits of the shared model, of the mixture); of the latter no gradient reaches the shared model."""
         shared = {name: p.detach() for name, p in self.model.named_parameters()}
-        own = dict(self.own.named_parameters())
+        personal = dict(self.own.named_parameters())
         logits = self.model(x)
-        return logits, functional_call(self.own, self.mean(own, shared, self.alpha), (x,))
+        return logits, functional_call(self.own, self.mean(personal, shared, self.alpha), (x,))
 
-    def mean(self, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: Tensor) -> State:
-        """alpha own + (1 - alpha) shared, of single states or of stacks with an alpha each; what is not trained is own.
+    def mean(self, personal: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: Tensor) -> State:
+        """Return alpha personal + (1 - alpha) shared.
+
+        Of single states, or of stacks with an alpha each. Tensors that are not trained are the personal ones.
 
         >>> mean = Mixture(nn.Linear(1, 1, bias=False), 0.5, False).mean
         >>> mean({"weight": torch.tensor([[[4.0]]])}, {"weight": torch.tensor([[[2.0]]])}, torch.tensor([0.25]))
         {'weight': tensor([[[2.5000]]])}
         """
-        shares = {name: alpha.view(*alpha.shape, *[1] * (own[name].ndim - alpha.ndim)) for name in self.learnt}
-        return {**own} | {name: share * own[name] + (1 - share) * shared[name] for name, share in shares.items()}
+        shares = {name: alpha.view(*alpha.shape, *[1] * (personal[name].ndim - alpha.ndim)) for name in self.learnt}
+        return {**personal} | {
+            name: share * personal[name] + (1 - share) * shared[name] for name, share in shares.items()
+        }
 
 
 def mix(loss: Loss) -> Objective:
@@ -132,14 +136,14 @@ class TwoModelOptimizer(NamedTuple):
     def memory(self, params: Sequence[Tensor]) -> Memory:
         """Return the initial optimizer state: both models' states and the number of the step."""
         of_models = (self.inner.memory(half) for half in self._models(params))
-        kept = {f"{i}.{name}": tensors for i, own in enumerate(of_models) for name, tensors in own.items()}
-        return {**kept, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
+        entries = {f"{i}.{name}": tensors for i, memory in enumerate(of_models) for name, tensors in memory.items()}
+        return {**entries, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
         """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
         for i, (half, slopes) in enumerate(zip(self._models(params), self._models(gradients))):
-            kept = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
-            self.inner._replace(lr=self.lr).step(half, kept, slopes, lead)
+            entries = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
+            self.inner._replace(lr=self.lr).step(half, entries, slopes, lead)
         first = memory["made"][0].add_(1) == 1
         if self.adaptive:
             params[0].sub_(first * self.lr * gradients[0]).clamp_(0, 1)

@@ -60,14 +60,14 @@ def clusamp(fed: Federation) -> Algorithm:
         return draw_each(distributions(sizes, similarity_tree(server["gradients"]), fed.participants), rng)
 
     def aggregate(server, clients, update, rng):
-        received, kept = update.received, update.arrived
-        seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
+        received, arrived = update.received, update.arrived
+        seen = {client: k for k, (client, keep) in enumerate(zip(clients, arrived)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.device)
         gradients = {}
         for name, before in server["gradients"].items():
             change = received[name].index_select(0, entries) - server["global"][name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
-        return {"global": fed.average(received, kept), "gradients": gradients}
+        return {"global": fed.average(received, arrived), "gradients": gradients}
 
     return replace(fedavg(fed), init=init, aggregate=aggregate, sample=sample)
 
@@ -85,8 +85,8 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     products = double(sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())))
     lengths = products.diagonal().sqrt()
     cosines = products / torch.outer(lengths, lengths)  # not finite: never seen, or too large
-    found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
-    angles, n, unseen = found.numpy(), len(found), zero.bool().numpy()
+    distances, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
+    angles, n, unseen = distances.numpy(), len(distances), zero.bool().numpy()
     angles[np.ix_(unseen, unseen)] = 0
     if n == 1:
         return np.empty((0, 2), dtype=np.int64)
@@ -115,11 +115,11 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
         table[row : row + whole, client] = total
         row += whole
         mass[client] -= whole * total
-    found = sorted(groups(mass, merges, total), key=lambda group: -mass[group].sum())
-    for r, group in enumerate(found[: k - row], row):
+    by_size = sorted(groups(mass, merges, total), key=lambda group: -mass[group].sum())
+    for r, group in enumerate(by_size[: k - row], row):
         table[r, group] = mass[group]
     room = total - table.sum(1)
-    for client in chain.from_iterable(found[k - row :]):
+    for client in chain.from_iterable(by_size[k - row :]):
         while mass[client]:
             if not room[row]:
                 row += 1

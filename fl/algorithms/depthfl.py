@@ -64,9 +64,9 @@ def mutual(loss: Loss) -> Objective:
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         x, y = batch
         outputs = call(params, x)
-        own = exit_log_probabilities(outputs)
-        apart = divergence(own.detach().unsqueeze(1), own).sum()  # an exit is not apart from itself
-        return mean(loss, outputs, y) + context["distil"] * apart / max(len(own) - 1, 1)
+        exits = exit_log_probabilities(outputs)
+        apart = divergence(exits.detach().unsqueeze(1), exits).sum()  # an exit is not apart from itself
+        return mean(loss, outputs, y) + context["distil"] * apart / max(len(exits) - 1, 1)
 
     return objective
 

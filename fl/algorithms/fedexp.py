@@ -79,10 +79,10 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     >>> step  # half of (9 + 1) / 2, over 1
     2.5
     """
-    each = sum(double((trained[name] - tensor).flatten(1).norm(dim=1)).square() for name, tensor in start.items())
+    lengths = sum(double((trained[name] - tensor).flatten(1).norm(dim=1)).square() for name, tensor in start.items())
     whole = sum(double((mean[name] - tensor).norm()).square() for name, tensor in start.items())
-    weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
-    ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()
+    weights = upload(torch.tensor(sizes, dtype=torch.float64), lengths.device)
+    ratio = ((weights @ lengths) / weights.sum() / (2 * (whole + eps))).item()
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
 
 

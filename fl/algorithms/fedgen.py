@@ -183,8 +183,8 @@ def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = F
     In training the norm uses the statistics of the batch and updates the running ones in place; otherwise it uses the
     running ones.
     """
-    given = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
-    hidden = F.linear(given, generator["fc1.weight"], generator["fc1.bias"])
+    inputs = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
+    hidden = F.linear(inputs, generator["fc1.weight"], generator["fc1.bias"])
     statistics = generator["norm.running_mean"], generator["norm.running_var"]
     hidden = F.batch_norm(hidden, *statistics, generator["norm.weight"], generator["norm.bias"], training)
     return F.linear(hidden.relu(), generator["fc2.weight"], generator["fc2.bias"])
@@ -261,7 +261,7 @@ def _head(fed: Federation) -> tuple[str, str | None]:
 def _ends(fed: Federation, module: nn.Linear) -> bool:
     """Return whether the model's output for images is this layer's, of one vector an image."""
     seen = []
-    hook = module.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    hook = module.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0]))
     try:
         logits = fed.model.eval()(fed.data.example(dtype=module.weight.dtype))
     finally:

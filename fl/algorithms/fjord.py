@@ -65,8 +65,8 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     def client(message, client_states, clients, rng):
         start = message["model"]
         context = [
-            {**kinds[fleet.owned[k]], "frozen": {name: own[name] for name in fed.frozen & own.keys()}}
-            for k, own in zip(clients, start)
+            {**kinds[fleet.owned[k]], "frozen": {name: weights[name] for name in fed.frozen & weights.keys()}}
+            for k, weights in zip(clients, start)
         ]
         return fed.train(start, clients, rng, objective, context)
 
@@ -114,11 +114,11 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
 
     Checked to predict the same.
     """
-    made, plans = state(fed.model), []
+    start, plans = state(fed.model), []
     generator = torch.Generator().manual_seed(0)
-    noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in made.items() if t.is_floating_point()}
+    noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in start.items() if t.is_floating_point()}
     full = {
-        name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in made.items()
+        name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in start.items()
     }
     x = fed.data.example(4, next(fed.model.parameters()).dtype)
     whole = identity_plan(fed.model)
@@ -130,10 +130,10 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
         plans.append(plan)
         masked = full | without(full, _levels(whole, [plan], fed.data.device)["levels"], 0)
         with torch.no_grad():
-            one, other = (
+            expected, other = (
                 functional_call(m.eval(), s, (x,)) for m, s in ((fed.model, masked), (small, plan.extract(full)))
             )
-        if (one - other).abs().max() > 1e-3 * other.abs().max():
+        if (expected - other).abs().max() > 1e-3 * other.abs().max():
             raise FLError(
                 f"FjORD drops channels of {type(fed.model).__name__}, and its layers look at several channels at once, "
                 "as layer and group norms do: use --norm static_batch, batch or none, or another --model",
@@ -142,19 +142,19 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
     return plans
 
 
-def _levels(own: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
+def _levels(own_plan: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
     """Return the part of the objective's context that belongs to an architecture.
 
     The first axis of a tensor is what a layer makes, the others are what it reads.
     """
     levels: WidthLevels = {}
-    for name, (source,) in own.entries.items():
-        for axis, mine in enumerate(source.index[1:], start=1):
-            absent = torch.zeros(own.shapes[source.name][axis], dtype=torch.int64)
+    for name, (source,) in own_plan.entries.items():
+        for axis, runs in enumerate(source.index[1:], start=1):
+            absent = torch.zeros(own_plan.shapes[source.name][axis], dtype=torch.int64)
             for plan in plans:
                 absent += 1
                 absent[_places(plan.entries[source.name][0].index[axis])] -= 1
-            if (level := absent[_places(mine)]).any():
+            if (level := absent[_places(runs)]).any():
                 levels.setdefault(name, {})[axis] = level.to(device)
     most = max((int(level.max()) for axes in levels.values() for level in axes.values()), default=0)
     return {"levels": levels, "choices": torch.tensor(most + 1.0, device=device)}

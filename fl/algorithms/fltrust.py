@@ -54,15 +54,15 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
 
     def train_on_server(start: State, rng: Rng) -> State:
-        own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
-        clients = Splits.of([Split(own, own[:0], own[:0])])
+        samples = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
+        clients = Splits.of([Split(samples, samples[:0], samples[:0])])
         server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
     def aggregate(server, clients, update, rng):
         old = server["global"]
-        own = train_on_server(old, rng)
-        root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
+        reference = train_on_server(old, rng)
+        root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (reference, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
         scale = (distance(root, nothing) / distance(steps, nothing).clamp(min=1e-30)).flatten()
         scaled = {n: old[n] + expand_like(scale, step) * step for n, step in steps.items()}

@@ -62,8 +62,8 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     known = sections(fed.model, example=example)
     behind = _behind_blocks(fed.model, known) if options.own != "none" else set()
     last = [_last_blocks(fed.model, known, depth) if options.own == "top" else set() for depth in depths]
-    own = [_read_from(plan, behind | blocks) for plan, blocks in zip(plans, last)]
-    average = with_own_tensors(fed, plans, own)
+    own_names = [_read_from(plan, behind | blocks) for plan, blocks in zip(plans, last)]
+    average = with_own_tensors(fed, plans, own_names)
     if options.own != "top" or not options.beta:
         return average
 

@@ -21,19 +21,19 @@ def local(fed: Federation) -> Algorithm:
     send their models, it stays the initial model.
     """
 
-    own = OwnModels(fed)
+    own_models = OwnModels(fed)
 
     def send(server, clients, rng):
         return {}
 
     def client(message, client_states, clients, rng):
-        update = fed.train(own.unpack(client_states, clients), clients, rng)
-        return update._replace(received={}, client_states=own.pack(update.states))
+        update = fed.train(own_models.unpack(client_states, clients), clients, rng)
+        return update._replace(received={}, client_states=own_models.pack(update.states))
 
     def aggregate(server, clients, update, rng):
-        return {"global": own.mean(server[CLIENTS], otherwise=server["global"])}
+        return {"global": own_models.mean(server[CLIENTS], otherwise=server["global"])}
 
-    return replace(own.algorithm(), send=send, client=client, aggregate=aggregate)
+    return replace(own_models.algorithm(), send=send, client=client, aggregate=aggregate)
 
 
 METHOD = Method(local, clients="personalized", own_architectures=True, lacks={"changed_updates"})

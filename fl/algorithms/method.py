@@ -69,14 +69,14 @@ class Method:
         if not callable(self.make) or not name.isidentifier():
             raise FLError(f"not a method: make is a function with a name, got {self.make!r}")
         frozen = is_dataclass(self.options) and type(self.options).__hash__ is not None
-        for wrong, what in (
+        for wrong, rule in (
             (
                 self.options is not None and (not frozen or isinstance(self.options, type)),
                 f"options are a frozen dataclass with its defaults, such as FedProxOptions(), got {self.options!r}",
             ),
             (self.clients not in KINDS, f"clients is one of {', '.join(KINDS)}, got {self.clients!r}"),
             (
-                [one for one in self.columns.values() if one not in (int, float) and not isinstance(one, Column)],
+                [kind for kind in self.columns.values() if kind not in (int, float) and not isinstance(kind, Column)],
                 f"columns are int or float, or a Column, got {dict(self.columns)}",
             ),
             (
@@ -85,7 +85,7 @@ class Method:
             ),
         ):
             if wrong:
-                raise FLError(f"not a method, {name}: {what}")
+                raise FLError(f"not a method, {name}: {rule}")
         if self.options is not None:
             check_types(self.options)
 
@@ -103,11 +103,11 @@ class Method:
         """Make the algorithm, with these options or with the defaults; raises FLError as `check` does."""
         options = self.options if options is None else options
         self.check(fed, options)
-        made = self.make(fed) if self.options is None else self.make(fed, options)
+        unnamed = self.make(fed) if self.options is None else self.make(fed, options)
         for name, arguments in _TAKES.items():
-            if function := getattr(made, name):
+            if function := getattr(unnamed, name):
                 check_takes(f"{name} of {self.name}", function, arguments)
-        algorithm = replace(made, name=self.name, lacks=made.lacks | self.all_lacks)
+        algorithm = replace(unnamed, name=self.name, lacks=unnamed.lacks | self.all_lacks)
         algorithm.check(fed.needs())
         return algorithm
 

@@ -68,8 +68,8 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
         }
         update = three.train(beside(model=start, received=start, last=last), clients, rng, objective)
         states, received = part_of(update.states, "model"), part_of(update.received, "model")
-        kept = {**beside(last=states), "took_part": torch.ones_like(before)}
-        return update._replace(states=states, received=received, client_states=kept)
+        own_states = {**beside(last=states), "took_part": torch.ones_like(before)}
+        return update._replace(states=states, received=received, client_states=own_states)
 
     return replace(fedavg(fed), init=init, client=client)
 

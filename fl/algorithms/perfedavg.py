@@ -67,10 +67,10 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     def adapt(models, clients, rng):
         size, parts = fed.local.size_of_batches(fed.clients.train), list(fed.clients)
         for client in clients:
-            own, numbers = parts[client], rng.torch("samples", client)
-            order = torch.randperm(len(own.train), generator=numbers)
-            few = own.train[order[torch.arange(options.steps * size) % len(order)]]
-            parts[client] = Split(few, own.valid, own.test)
+            split, numbers = parts[client], rng.torch("samples", client)
+            order = torch.randperm(len(split.train), generator=numbers)
+            few = split.train[order[torch.arange(options.steps * size) % len(order)]]
+            parts[client] = Split(few, split.valid, split.test)
         return train_or_keep(replace(plain, clients=parts), models, clients, rng)
 
     plain = side_by_side(

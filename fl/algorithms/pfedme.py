@@ -161,10 +161,10 @@ class MoreauOptimizer(NamedTuple):
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
         """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
         theta, w = _halves(params)
-        kept = {name: tensors for name, tensors in memory.items() if name != "made"}
-        self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
-        made = memory["made"][0].add_(1)
-        share = (made % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
+        inner_memory = {name: tensors for name, tensors in memory.items() if name != "made"}
+        self.inner._replace(lr=self.lr).step(theta, inner_memory, _halves(gradients)[0], lead)
+        count = memory["made"][0].add_(1)
+        share = (count % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
         towards = foreach_sub(theta, w)
         foreach_mul_(towards, share)
         foreach_add_(w, towards)

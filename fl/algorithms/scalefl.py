@@ -77,8 +77,8 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
         outputs = call(params, x)
         losses = torch.stack([mean(loss, of_one, y) for of_one in outputs.unbind(1)])
         if distils:
-            own = exit_log_probabilities(outputs / temperature)
-            losses = losses + context["distil"] * temperature**2 * divergence(own[-1].detach(), own)
+            exits = exit_log_probabilities(outputs / temperature)
+            losses = losses + context["distil"] * temperature**2 * divergence(exits[-1].detach(), exits)
         if rising:
             place = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
             losses = losses * place / place.sum()

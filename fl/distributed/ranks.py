@@ -76,7 +76,7 @@ class Ranks:
                 dist.all_gather_object(words, word)
         return words
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return what each rank gives, in their order: any tensors in dicts, lists and tuples, or none.
 
         What others give arrives on the device of this rank.
@@ -88,12 +88,12 @@ class Ranks:
         [{'w': tensor([1., 1.])}]
         """
         if self.size == 1:
-            return [mine]
-        tensors, own = tree_flatten(mine)
+            return [value]
+        tensors, own_form = tree_flatten(value)
         result = []
         # Shapes go first, between CPUs: who waits for a rank that still trains does so there, where a signal or the end
         # of that rank is noticed, and not in a kernel of a GPU.
-        for rank, (form, kinds) in enumerate(self.tell((own, [(t.dtype, t.shape) for t in tensors]))):
+        for rank, (form, kinds) in enumerate(self.tell((own_form, [(t.dtype, t.shape) for t in tensors]))):
             lengths = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
             data = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
             if rank == self.rank and tensors:
@@ -102,8 +102,8 @@ class Ranks:
                 with _reaching():
                     dist.broadcast(data, rank)
             parts = zip(data.split(lengths), kinds)  # cloned, since they may begin where their dtype may not
-            found = [part.clone().view(dtype).view(shape) for part, (dtype, shape) in parts]
-            result.append(mine if rank == self.rank else tree_unflatten(found, form))
+            copies = [part.clone().view(dtype).view(shape) for part, (dtype, shape) in parts]
+            result.append(value if rank == self.rank else tree_unflatten(copies, form))
         return result
 
     def share(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
@@ -119,10 +119,10 @@ class Ranks:
         if not self.sharing:
             return list(function(range(len(work))))
         dealt = deal(work, self.size)
-        mine = dealt[self.rank]
-        every = self.gather(list(function(mine)) if mine else [])
-        found = {row: entry for rows, entries in zip(dealt, every) for row, entry in zip(rows, entries)}
-        return [found[row] for row in range(len(work))]
+        own_rows = dealt[self.rank]
+        every = self.gather(list(function(own_rows)) if own_rows else [])
+        by_row = {row: entry for rows, entries in zip(dealt, every) for row, entry in zip(rows, entries)}
+        return [by_row[row] for row in range(len(work))]
 
 
 def deal(work: Sequence[int], ranks: int) -> list[list[int]]:

@@ -119,13 +119,13 @@ def train(
         check(backend, job.device, job.precision, job.batches.real is not None)
     chosen, device = {} if chosen is None else chosen, groups[0][0].device
     ruled = backend == "auto" and not admission.is_asked(device)
-    what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
+    key = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
     with _explain([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
         order = [backend]
         if backend == "auto":
-            order = _order(chosen.get(what), groups) if ruled else _admit(whole, chosen, rounds, moving)
+            order = _order(chosen.get(key), groups) if ruled else _admit(whole, chosen, rounds, moving)
         for name in order:
             try:
                 done = BACKENDS[name](whole)
@@ -139,7 +139,7 @@ def train(
                 refused[name] = first_line(error)
     if backend == "auto":
         if ruled:
-            chosen[what] = name
+            chosen[key] = name
         _remember([job.model for job, _, _ in groups], name, refused)
     return [
         result._replace(states={name: result.states[name] for name in starts})
@@ -250,7 +250,8 @@ def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Each client begins with the model's own, and they are dropped after the round.
     """
-    known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()} | constants(job.model).keys()
+    known = {id(tensor) for _, _, buffers in owners(job.model) for tensor in buffers.values()}
+    known |= constants(job.model).keys()
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}
     return {**starts, **broadcast(passing, stack_size(starts))}
 

@@ -156,9 +156,9 @@ def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
     """Return whether a random operation is none of fused attention without dropout, which torch tags as random as
     well.
     """
-    given = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
-    given |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
-    return given.get("dropout_p") != 0
+    arguments = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
+    arguments |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
+    return arguments.get("dropout_p") != 0
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:

@@ -56,24 +56,24 @@ class Replica:
 
     def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
         """Put the k-th client's start in place, and yield what `step` takes for each of its steps."""
-        mine = self.load(k)
+        context = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            yield self.job.batches.client_step(k, s), mine
+            yield self.job.batches.client_step(k, s), context
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
         """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
-        foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
+        foreach_zero_([self.total, *(t for tensors in self.memory.values() for t in tensors)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
-    def step(self, given: Step, context: Any) -> None:
+    def step(self, step: Step, context: Any) -> None:
         """Make a step of the client that is in place."""
-        batch = self.job.fetch(given, self.dtype)
-        loss = self.differentiate(batch, given.key, context)
+        batch = self.job.fetch(step, self.dtype)
+        loss = self.differentiate(batch, step.key, context)
         if self.job.ascent:
-            self.look_ahead(batch, given.key, context)
+            self.look_ahead(batch, step.key, context)
         with torch.no_grad():
             self.job.optimizer.step(self.values, self.memory, [p.grad for p in self.values])
             self.total += loss
@@ -94,9 +94,9 @@ class Replica:
         """Replace the gradients by those at the point to which the ascent leads; buffers stay as they are now."""
         used = {name: p for name, p in self.params.items() if p.grad is not None}
         with torch.no_grad():
-            here = dict((*used.items(), *self.model.named_buffers()))
-            before = {name: torch.empty_like(tensor) for name, tensor in here.items()}
-            copy_all(before.values(), here.values())
+            tensors = dict((*used.items(), *self.model.named_buffers()))
+            before = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+            copy_all(before.values(), tensors.values())
             step = self.job.ascent({n: p.detach() for n, p in used.items()}, {n: p.grad for n, p in used.items()})
             foreach_add_(list(used.values()), [step[name] for name in used])
         self.differentiate(batch, key, context)
@@ -110,8 +110,8 @@ class Replica:
     @torch.no_grad()
     def save(self, k: int, results: Results) -> None:
         """Write the k-th client's results."""
-        made = self._state()
-        copy_all([results.states[name][k] for name in made], made.values())
+        state = self._state()
+        copy_all([results.states[name][k] for name in state], state.values())
         torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
 
     def _state(self) -> State:
@@ -124,11 +124,11 @@ def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Copy each of the values to its place, with one launch for all tensors of the same dtype."""
     alike: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values):
-        mine = alike.setdefault((place.dtype, value.dtype), ([], []))
-        mine[0].append(place)
-        mine[1].append(value)
-    for here, there in alike.values():
-        foreach_copy_(here, there)
+        pair = alike.setdefault((place.dtype, value.dtype), ([], []))
+        pair[0].append(place)
+        pair[1].append(value)
+    for targets, sources in alike.values():
+        foreach_copy_(targets, sources)
 
 
 def loop(groups: Sequence[Group]) -> list[Results]:

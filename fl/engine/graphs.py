@@ -171,8 +171,8 @@ def _meaning(group: Group) -> tuple:
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
-    what = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
-    return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+    looks = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
+    return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *looks)
 
 
 class _Same:
@@ -186,7 +186,7 @@ class _Same:
             self.get = lambda: value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and (mine := self.get()) is not None and mine is other.get()
+        return isinstance(other, _Same) and (value := self.get()) is not None and value is other.get()
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -210,14 +210,16 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if isinstance(value, torch.Tensor):
         return _Same(value), version_of(value)
     if isinstance(value, Mapping):
-        return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
+        return type(value), tuple((_looks(key, seen), _looks(item, seen)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return type(value), tuple(_looks(one, seen) for one in value)
+        return type(value), tuple(_looks(item, seen) for item in value)
     if isinstance(value, nn.Module):  # its replicas are always in training mode
-        own = {name: one for name, one in vars(value).items() if name not in ("training", "_parameters", "_buffers")}
+        attributes = {
+            name: item for name, item in vars(value).items() if name not in ("training", "_parameters", "_buffers")
+        }
         tensors = [*value._parameters.items(), *value._buffers.items()]
-        what = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
-        return _Same(value), tuple(what), _looks(own, seen)
+        shapes = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
+        return _Same(value), tuple(shapes), _looks(attributes, seen)
     if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
         return _Same(value)
     if hasattr(value, "tobytes"):  # an array
@@ -228,11 +230,11 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
     device = groups[0][0].device
-    here = torch.cuda.current_stream(device)
+    current = torch.cuda.current_stream(device)
     clients = sum(len(job.batches.steps) for job, _, _ in groups)
     streams = _streams(device, min(clients, _STREAMS))
     for stream in streams:
-        stream.wait_stream(here)
+        stream.wait_stream(current)
     try:
         return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _capture)
     except BaseException:  # the next training of these models may need the memory
@@ -242,7 +244,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
         raise
     finally:
         for stream in streams:
-            here.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
+            current.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
 
 
 def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
@@ -254,7 +256,7 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
     def work(place: int):
         while ready := [(g, k) for g, k in queue if place in programs[g].slots or not programs[g].full]:
             # Clients whose architecture this place has captured come first: so there are as few captures as possible.
-            g, k = next((one for one in ready if place in programs[one[0]].slots), ready[0])
+            g, k = next((pair for pair in ready if place in programs[pair[0]].slots), ready[0])
             queue.remove((g, k))
             with places[place]:
                 try:
@@ -289,9 +291,9 @@ _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Return the device's first streams, always the same ones, since slots stay on theirs."""
-    made = _POOL.setdefault(device, [])
-    made += [torch.cuda.Stream(device) for _ in range(count - len(made))]
-    return made[:count]
+    streams = _POOL.setdefault(device, [])
+    streams += [torch.cuda.Stream(device) for _ in range(count - len(streams))]
+    return streams[:count]
 
 
 def _wait(device: torch.device) -> None:

@@ -154,7 +154,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
             f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own", code="name"
         )
     if task not in NAMES[chosen]:
-        able = ", ".join(one for one, its in NAMES.items() if task in its)
+        able = ", ".join(other for other, its in NAMES.items() if task in its)
         raise FLError(
             f"--loss {name} is for {' and '.join(NAMES[chosen])}, and the data are for {task}: choose {able}",
             code="unsupported",
@@ -207,20 +207,20 @@ dice.whole = True  # type: ignore[attr-defined]
 
 def _check_custom(name: str, loss: Loss, whole: bool) -> Loss:
     def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
-        if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
-            found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
+        losses = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
+        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+            shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise FLError(
-                f"--loss {name} returns {found} for {len(outputs)} samples: let it return the loss of each, "
+                f"--loss {name} returns {shape} for {len(outputs)} samples: let it return the loss of each, "
                 f"[{len(outputs)}], as torch's losses do with reduction='none'",
                 code="run",
             )
-        if not each.is_floating_point() or (outputs.requires_grad and not each.requires_grad):
-            why = "has no gradient" if each.is_floating_point() else f"is {each.dtype}"
+        if not losses.is_floating_point() or (outputs.requires_grad and not losses.requires_grad):
+            why = "has no gradient" if losses.is_floating_point() else f"is {losses.dtype}"
             raise FLError(
                 f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs", code="run"
             )
-        return each
+        return losses
 
     compute.whole = whole  # type: ignore[attr-defined]
     return compute
@@ -234,9 +234,9 @@ def _make(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
         return F.cross_entropy(outputs, targets, weight(outputs), reduction="none", label_smoothing=smoothing)
 
     def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(outputs, targets, reduction="none")
-        scale = (1 - (-each).exp()) ** 2
-        return scale * each * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        scale = (1 - (-losses).exp()) ** 2
+        return scale * losses * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
 
     def dice_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), weight(outputs), reduction="none")
@@ -247,8 +247,8 @@ def _make(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
 
     def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(outputs.dtype)
-        each = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
-        return each.mean(1)
+        losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
+        return losses.mean(1)
 
     def of_numbers(apart: Callable[..., Tensor]) -> Loss:
         return lambda outputs, targets: apart(outputs, targets.to(outputs.dtype), reduction="none").mean(1)

@@ -90,7 +90,7 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
                 shadow = ghost(model)
                 device = next(shadow.parameters()).device
                 # of two samples, since static batch norms refuse one image
-                two = map_inputs(lambda one: one.new_zeros(2, *one.shape[1:], device=device), data.x)  # noqa: B023
+                two = map_inputs(lambda image: image.new_zeros(2, *image.shape[1:], device=device), data.x)  # noqa: B023
                 known[sample, dtype] = _count(shadow, data.normalise(two, dtype))
                 break
     return known[sample, dtype]
@@ -131,12 +131,12 @@ class _Flops(Watch):
 def _count(shadow: nn.Module, two: Inputs) -> _Counts:
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
-    def note(module: nn.Module, given: tuple, made: object) -> None:
-        if not isinstance(made, torch.Tensor):
+    def note(module: nn.Module, inputs: tuple, output: object) -> None:
+        if not isinstance(output, torch.Tensor):
             return
         # A view of its input, or the input changed in place, takes no memory.
-        if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
-            made_by_layers[storage_of(made)] = made.untyped_storage()
+        if storage_of(output) not in [storage_of(x) for x in inputs if isinstance(x, torch.Tensor)]:
+            made_by_layers[storage_of(output)] = output.untyped_storage()
 
     # The counter follows gradients, which views of trainable parameters lack in a pass without any.
     for module in shadow.eval().requires_grad_(False).modules():

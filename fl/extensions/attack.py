@@ -111,9 +111,9 @@ class Attack:
         {'w': tensor([[0.]])}
         """
         sent = []
-        for own, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(poisoned)):
-            learnt = names & own.keys()
-            sent.append(own | {name: own[name] + self.amplify * (after[name] - start[name]) for name in learnt})
+        for trained, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(poisoned)):
+            learnt = names & trained.keys()
+            sent.append(trained | {name: trained[name] + self.amplify * (after[name] - start[name]) for name in learnt})
         return replace_rows(honest, rows, as_before(honest, sent))
 
 
@@ -138,9 +138,9 @@ def make_attack(
     """Make the attack of these clients, among whom the labels of their samples are shuffled; None if there are none."""
     if not malicious:
         return None
-    own = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
-    order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
-    y = data.y.index_copy(0, own, data.y[own[order]])
+    samples = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
+    order = torch.randperm(len(samples), generator=rng.torch("shuffled labels")).to(samples.device)
+    y = data.y.index_copy(0, samples, data.y[samples[order]])
     return Attack(malicious, replace(data, y=y), options.amplify)
 
 

@@ -92,20 +92,20 @@ class Defence:
     @property
     def needs(self) -> dict[str, str]:
         """The capabilities that a method needs."""
-        found = {}
+        needs = {}
         if self != Defence():
-            found = {"changed_updates": "--defence", "plain_average": "--defence"}
+            needs = {"changed_updates": "--defence", "plain_average": "--defence"}
         if self.clip:
-            found["open_updates"] = "--defence.clip"
+            needs["open_updates"] = "--defence.clip"
         if self.chooses:
-            found = dict.fromkeys((*found, "whole_average", "open_updates"), f"--defence.rule {self.rule}")
-        return found
+            needs = dict.fromkeys((*needs, "whole_average", "open_updates"), f"--defence.rule {self.rule}")
+        return needs
 
-    def check_number(self, n: int, what: str) -> None:
+    def check_number(self, n: int, owners: str) -> None:
         """Raise FLError if these are too few models for the rule.
 
         Args:
-            what: the n models are those of.
+            owners: whose models they are, for the error.
         """
         if not self.chooses:
             return
@@ -113,11 +113,11 @@ class Defence:
         if n < (least := times * f + more):
             raise FLError(
                 f"--defence.rule {self.rule} with --defence.malicious {f} needs {least} models ({times}f + {more}), "
-                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious"
+                f"and there are {n} of {owners}: have more --participants, or a smaller --defence.malicious"
             )
         if self.keep > n - f - 2:
             raise FLError(
-                f"--defence.keep {self.keep}: of {n} models of {what} with --defence.malicious {f}, at most "
+                f"--defence.keep {self.keep}: of {n} models of {owners} with --defence.malicious {f}, at most "
                 f"{n - f - 2} can be kept (n - f - 2)"
             )
 
@@ -162,7 +162,7 @@ class Defence:
         limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
         shares = share.split([stack_size(after) for after, _ in pairs])
-        return as_before(trained, [_shorten(*pair, own, names) for pair, own in zip(pairs, shares)])
+        return as_before(trained, [_shorten(*pair, fraction, names) for pair, fraction in zip(pairs, shares)])
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:

@@ -75,10 +75,10 @@ class Pace(NamedTuple):
         def run(training: Training) -> ClientUpdate:
             clients, starts = training.cohort.clients, training.cohort.states
             costs = samples_of_a_step(fed, training)
-            each = list(zip(clients, training.steps, costs))
-            took = (min(end, self.deadline or end) for end in (self.seconds(*one) for one in each))
+            tasks = list(zip(clients, training.steps, costs))
+            took = (min(end, self.deadline or end) for end in (self.seconds(*task) for task in tasks))
             fed.meter.metrics[SECONDS] = max(fed.meter.metrics.get(SECONDS, 0.0), *took)
-            done = tuple(self.steps_done(*one) for one in each)
+            done = tuple(self.steps_done(*task) for task in tasks)
             update = train(training._replace(steps=done))
             if any(missing := late(done, training.steps, self.partial)):
                 sizes = tuple(0 if gone else size for gone, size in zip(missing, update.sizes))
@@ -154,7 +154,7 @@ def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]
     >>> late([3, 1, 0], [3, 3, 3], partial=True), late([3, 1, 0], [3, 3, 3], partial=False)
     ([False, False, True], [False, True, True])
     """
-    return [not made or (made < wanted and not partial) for made, wanted in zip(done, steps)]
+    return [not count or (count < wanted and not partial) for count, wanted in zip(done, steps)]
 
 
 def _pace(fed: Federation, config: Any, rng: Rng) -> Federation:

@@ -105,8 +105,8 @@ class Privacy:
         """
         steps = {n: torch.nan_to_num(received[n] - starts[n], nan=0.0, posinf=0.0, neginf=0.0) for n in names}
         k = len(next(iter(starts.values())))
-        each = [double(step.reshape(k, -1)).square().sum(1) for step in steps.values()]
-        lengths = torch.stack(each).sum(0).sqrt()
+        squares = [double(step.reshape(k, -1)).square().sum(1) for step in steps.values()]
+        lengths = torch.stack(squares).sum(0).sqrt()
         shares = torch.where(lengths > clip, clip / lengths, 1.0)
         on_sum, on_count = self.deviations(k)
         mean = {name: tensor[0] for name, tensor in starts.items()}

@@ -74,7 +74,7 @@ def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: fl
     cuts = [min(int(share * m), max(m - 1, 0) // 2) for m in range(k + 1)]  # at each end, of m values
     flat, result = values.reshape(k, shape.numel()), values.new_empty(shape.numel())
     inside = None if covered is None else covered.reshape(flat.shape)
-    kept = None if old is None else old.reshape(-1)
+    fallback = None if old is None else old.reshape(-1)
     table = None if covered is None else upload(torch.tensor(cuts, dtype=torch.int32), values.device)
     step = _SLAB if values.device.type == "cpu" else _SLAB << 8
     for start in range(0, len(result), step):
@@ -83,10 +83,10 @@ def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: fl
         if inside is None:
             result[slab] = _sort(x)[cuts[k] : k - cuts[k]].mean(0)
             continue
-        here = inside[:, slab]
-        m = here.sum(0, dtype=torch.int32)
-        mean = _trim(x.masked_fill(~here, torch.inf), m, table[m])
-        result[slab] = torch.where(m > 0, mean, kept[slab].to(mean))
+        covers = inside[:, slab]
+        m = covers.sum(0, dtype=torch.int32)
+        mean = _trim(x.masked_fill(~covers, torch.inf), m, table[m])
+        result[slab] = torch.where(m > 0, mean, fallback[slab].to(mean))
     return result.view(shape)
 
 

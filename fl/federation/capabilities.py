@@ -38,8 +38,8 @@ def check(name: str, lacks: Container[str], needs: Mapping[str, str]) -> None:
         name: of the method.
         needs: from names of `CAPABILITIES` to the flags that ask for them.
     """
-    for what, flags in needs.items():
-        if what in lacks:
+    for capability, flags in needs.items():
+        if capability in lacks:
             raise FLError(
-                f"{name} {CAPABILITIES[what]}: leave {flags} out, or take another --algorithm", code="unsupported"
+                f"{name} {CAPABILITIES[capability]}: leave {flags} out, or take another --algorithm", code="unsupported"
             )

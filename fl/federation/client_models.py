@@ -131,16 +131,16 @@ def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
     """
     device = fed.data.device
     used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
-    found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
+    models, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
     places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
-    groups = [group for group in zip(found, places, rows) if group[0] >= 0]
+    groups = [group for group in zip(models, places, rows) if group[0] >= 0]
     # One row more than there are samples: models that predict side by side write there what fills them up.
     dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
     result = torch.zeros(len(samples) + 1, *fed.data.outputs, dtype=dtype, device=device)
     small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
     large = [group for group in groups if len(group[1]) > _FEW] if small else groups
-    for at, said in chain(_predict_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
-        result[at] = said.to(result)
+    for at, outputs in chain(_predict_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
+        result[at] = outputs.to(result)
     return result[:-1]
 
 
@@ -179,7 +179,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
         reason = ""
         try:
-            said = fed.predict_each(models, fed.data.samples_at(rows))
+            outputs = fed.predict_each(models, fed.data.samples_at(rows))
         except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
             if not is_out_of_memory(error):
@@ -188,5 +188,5 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
             _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
             yield from _predict_one_by_one(fed, level, groups[first:])
             return
-        yield at, said
+        yield at, outputs
         first += len(some)

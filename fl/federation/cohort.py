@@ -94,7 +94,7 @@ def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
 def with_entry(context: Any, name: str, values: Tensor) -> Any:
     """Add an entry to an objective's input for each client: values [K, ...]."""
     if isinstance(context, list):
-        return [{**each, name: value} for each, value in zip(context, values)]
+        return [{**entries, name: value} for entries, value in zip(context, values)]
     return {**context, name: values}
 
 
@@ -106,9 +106,9 @@ def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States)
     """
     if not isinstance(starts, list):
         results = [part for _, part in parts]
-        return tree_map(lambda *each: torch.cat(each), *results) if results[1:] else results[0]
-    each = {k: one for rows, part in parts for k, *one in zip(rows, unstack(part.states), part.loss)}
-    states, losses = zip(*(each[k] for k in range(len(each))))
+        return tree_map(lambda *entries: torch.cat(entries), *results) if results[1:] else results[0]
+    by_row = {k: pair for rows, part in parts for k, *pair in zip(rows, unstack(part.states), part.loss)}
+    states, losses = zip(*(by_row[k] for k in range(len(by_row))))
     return list(states), torch.stack(losses)
 
 
@@ -129,9 +129,9 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     if data.y.is_floating_point():  # every client has numbers, or labels that are 0 or 1, for all outputs
         return torch.ones(len(clients), data.classes, dtype=torch.bool, device=data.device)
     table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.device)
-    own = [parts[client] for client in clients]
-    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))
-    index, rows = data.beside(torch.cat(own)), upload(rows, table.device)
+    samples = [parts[client] for client in clients]
+    rows = torch.arange(len(samples)).repeat_interleave(torch.tensor([len(part) for part in samples]))
+    index, rows = data.beside(torch.cat(samples)), upload(rows, table.device)
     for values_at in (data.labels_at, data.samples_at) if data.text else (data.labels_at,):
         seen = values_at(index)
         if data.dense:

@@ -63,15 +63,15 @@ def drop_failed(
     if bool(loss.isfinite().all() & _have_finite_norms(every)):
         return states, tuple(sizes)
     fine = torch.cat([finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
-    kept = (loss.isfinite() & fine).tolist()
-    if all(kept):
+    intact = (loss.isfinite() & fine).tolist()
+    if all(intact):
         return states, tuple(sizes)
-    if not any(kept):
-        raise _divergence_error(round, f"loss or weights of every client ({len(kept)})", "or a --clip such as 1")
-    lost = [str(client) for client, keep in zip(clients, kept) if not keep]
+    if not any(intact):
+        raise _divergence_error(round, f"loss or weights of every client ({len(intact)})", "or a --clip such as 1")
+    lost = [str(client) for client, keep in zip(clients, intact) if not keep]
     who = f"client{'s' * (len(lost) > 1)} {', '.join(lost)}"
     _log.warning("warning: round %d: %s dropped: loss or weights became infinite or not a number", round, who)
-    return restore(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
+    return restore(states, starts, intact), tuple(size if keep else 0 for size, keep in zip(sizes, intact))
 
 
 def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss: Tensor, round: int) -> Tensor:
@@ -95,16 +95,16 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
     changed: dict[torch.device, list[Tensor]] = {loss.device: []}
     for part, name, tensor in named:
         if tensor is not before.get(part, {}).get(name):
-            one = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
-            changed.setdefault(tensor.device, []).append(one)
+            values = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
+            changed.setdefault(tensor.device, []).append(values)
     fine = {device: _have_finite_norms(some or [loss.new_zeros(())]) for device, some in changed.items()}
-    said = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
-    if not (said[-1] and all(fine.values())):
+    numbers = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
+    if not (numbers[-1] and all(fine.values())):
         for part, name, tensor in named:
             if not _stays_finite(tensor, [before.get(some, {}).get(name) for some in (part, "global")]):
                 more = "a --clip such as 1, or a limit for what single clients send"
                 raise _divergence_error(round, f"the server's {part}/{name}", more)
-    return said[:-1]
+    return numbers[:-1]
 
 
 def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
@@ -119,24 +119,24 @@ def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
     return bool(fine.all())
 
 
-def _divergence_error(round: int, what: str, more: str) -> Diverged:
+def _divergence_error(round: int, subject: str, more: str) -> Diverged:
     saved = " What came before is saved." if round > 1 else ""
     return Diverged(
-        f"training diverged: in round {round} {what} became infinite or not a number.{saved} Start a new run with a "
+        f"training diverged: in round {round} {subject} became infinite or not a number.{saved} Start a new run with a "
         f"smaller --lr, {more}"
     )
 
 
-def restore(states: States, starts: States, kept: Sequence[Any]) -> States:
+def restore(states: States, starts: States, arrived: Sequence[Any]) -> States:
     """Return the states of the clients that are kept, and the starts of the others.
 
     Args:
-        kept: true or false for each client, or its size, which is 0 if it was dropped.
+        arrived: true or false for each client, or its size, which is 0 if it was dropped.
 
     >>> restore({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
-    lost = [row for row, keep in enumerate(kept) if not keep]
+    lost = [row for row, keep in enumerate(arrived) if not keep]
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 
 

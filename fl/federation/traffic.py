@@ -36,12 +36,12 @@ def nbytes(states: States) -> list[int]:
     >>> nbytes({"w": torch.zeros(2, 5)})
     [20, 20]
     """
-    each = []
+    sizes = []
     for tree in states if isinstance(states, list) else [states]:
         leaves = tree_leaves(tree)
         k = 1 if isinstance(states, list) else len(leaves[0]) if leaves else 0
-        each += [sum(tensor.nbytes for tensor in leaves) // k] * k if k else []
-    return each
+        sizes += [sum(tensor.nbytes for tensor in leaves) // k] * k if k else []
+    return sizes
 
 
 def more(metrics: Mapping[str, float], model: float, down: float = 0, up: float = 0) -> dict[str, float]:

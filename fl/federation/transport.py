@@ -60,18 +60,18 @@ class Transport(Protocol):
     ) -> ClientUpdate:
         """Let clients exchange pieces of their models in secret, see `fl.secure`; return the update after that."""
 
-    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+    def judge(self, validation: Any, measure: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Ask clients' validation data: float64 [len(more), clients], nan for clients that did not answer.
 
         Args:
-            validation: `fl.algorithms.parts.additive.Validation`; `what` is one of its methods.
+            validation: `fl.algorithms.parts.additive.Validation`; `measure` is one of its methods.
         """
 
-    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
+    def score(self, models: Callable[[], ClientModels], score_local: Callable[[ClientModels], Any]) -> Any:
         """Score every client on its own held-out samples, nan for clients that did not answer.
 
         Args:
-            here: scores clients whose data are in this process.
+            score_local: scores clients whose data are in this process.
         """
 
 
@@ -95,8 +95,8 @@ class InProcess:
         self, algorithm: Any, message: Message, client_states: Stack, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, Stack]:
         """Call the method's client function."""
-        own = select(client_states, clients) if client_states else {}
-        update = algorithm.client(message, own, clients, rng)
+        states = select(client_states, clients) if client_states else {}
+        update = algorithm.client(message, states, clients, rng)
         return update, update_states(client_states, clients, update)
 
     def recombine(
@@ -105,13 +105,13 @@ class InProcess:
         """Let simulated clients do it."""
         return secure.simulate(update, message, clients, rng)
 
-    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+    def judge(self, validation: Any, measure: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Look at the data."""
-        return getattr(validation, what)(levels, more)
+        return getattr(validation, measure)(levels, more)
 
-    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
+    def score(self, models: Callable[[], ClientModels], score_local: Callable[[ClientModels], Any]) -> Any:
         """Look at the data."""
-        return here(models())
+        return score_local(models())
 
 
 IN_PROCESS = InProcess()

@@ -124,13 +124,13 @@ def seal(session: bytes, piece: int, payload: bytes, public: bytes) -> bytes:
     return nacl.SealedBox(nacl.PublicKey(public)).encrypt(_SEALED.pack(session, piece, os.urandom(16)) + payload)
 
 
-def make_refusal(sender: int, recipient: int, what: str) -> FLError:
+def make_refusal(sender: int, recipient: int, reason: str) -> FLError:
     """Return the error for a message that cannot be used.
 
     >>> print(make_refusal(7, SERVER, "was sent before"))
     a message from client 7 to the server was sent before
     """
-    return FLError(f"a message from {name(sender)} to {name(recipient)} {what}", code="peers")
+    return FLError(f"a message from {name(sender)} to {name(recipient)} {reason}", code="peers")
 
 
 def name(address: int) -> str:

@@ -103,7 +103,9 @@ class Client:
         del self._peers[self.address]
         self._sessions.append(message.session)
         padded = [piece.ljust(self._length, b"\0") for piece in self._pieces]
-        self._model = {number: seal(message.session, number, one, self._server) for number, one in enumerate(padded)}
+        self._model = {
+            number: seal(message.session, number, piece, self._server) for number, piece in enumerate(padded)
+        }
         self._given = {}
 
     def _receive(self, frames: Sequence[bytes]) -> dict[int, dict[int, bytes]]:
@@ -163,7 +165,7 @@ class Client:
 
     def dump(self) -> bytes:
         """Return all that it has to know in the next phase, its secret key among it."""
-        said = {
+        header = {
             "address": self.address,
             "repeats": self.repeats,
             "phase": self.phase,
@@ -175,14 +177,14 @@ class Client:
             "pieces": [len(piece) for piece in self._pieces],
             "model": list(self._model),
         }
-        head = json.dumps(said).encode()
+        head = json.dumps(header).encode()
         return b"".join([len(head).to_bytes(8, "big"), head, *self._pieces, *self._model.values()])
 
     @classmethod
     def load(cls, data: bytes, choices: random.Random | None = None) -> "Client":
         """Return the inverse of `dump`. Raises ValueError or KeyError for other bytes."""
         begin = 8 + int.from_bytes(data[:8], "big")
-        said = json.loads(data[8:begin])
+        header = json.loads(data[8:begin])
 
         def cut(length: int) -> bytes:
             nonlocal begin
@@ -191,12 +193,12 @@ class Client:
                 raise ValueError("cut short")
             return data[begin - length : begin]
 
-        pieces = [cut(length) for length in said["pieces"]]
-        server, secret = bytes.fromhex(said["server"]), bytes.fromhex(said["secret"])
-        client = cls(said["address"], pieces, server, said["repeats"], choices, secret)
-        client.phase = said["phase"]
-        client._sessions = [bytes.fromhex(session) for session in said["sessions"]]
-        client._peers = {int(peer): bytes.fromhex(public) for peer, public in said["peers"].items()}
-        client._given = {int(number): peer for number, peer in said["given"].items()}
-        client._model = {number: cut(client._length + SEALED_EXTRA) for number in said["model"]}
+        pieces = [cut(length) for length in header["pieces"]]
+        server, secret = bytes.fromhex(header["server"]), bytes.fromhex(header["secret"])
+        client = cls(header["address"], pieces, server, header["repeats"], choices, secret)
+        client.phase = header["phase"]
+        client._sessions = [bytes.fromhex(session) for session in header["sessions"]]
+        client._peers = {int(peer): bytes.fromhex(public) for peer, public in header["peers"].items()}
+        client._given = {int(number): peer for number, peer in header["given"].items()}
+        client._model = {number: cut(client._length + SEALED_EXTRA) for number in header["model"]}
         return client

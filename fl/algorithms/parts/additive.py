@@ -27,7 +27,7 @@ class Cache:
     """
 
     def __init__(self, fed: Federation) -> None:
-        parts = [_local_samples(fed, each) for each in (fed.clients.train, fed.clients.valid)]
+        parts = [_local_samples(fed, split) for split in (fed.clients.train, fed.clients.valid)]
         every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
             raise FLError(
@@ -94,8 +94,8 @@ class Validation:
         """
         loss, values = self._fed.local.loss, []
         for newest in more:
-            each = measure(loss, self._logits(levels, newest), self._labels)
-            values.append(of_samples(each, loss, self._labels))
+            sample_losses = measure(loss, self._logits(levels, newest), self._labels)
+            values.append(of_samples(sample_losses, loss, self._labels))
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
@@ -109,7 +109,7 @@ class Validation:
         if self._fed.data.task == "multilabel":  # a sample is right if all of its labels are
             return self._means([((logits > 0) == self._labels.bool()).all(1) for logits in every])
         right = [double(logits.argmax(-1) == self._labels) for logits in every]  # never so where none counts
-        return self._means([of_samples(each, cross_entropy, self._labels) for each in right])
+        return self._means([of_samples(hits, cross_entropy, self._labels) for hits in right])
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]
@@ -122,9 +122,10 @@ class Validation:
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
         """Return each client's mean over its samples, of each of the values [N]: [len(values), clients]."""
-        each = torch.stack(download(values))
+        stacked = torch.stack(download(values))
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
-        return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
+        # On the host: on CUDA the order is not fixed.
+        return sums.index_add_(1, self._owners, stacked) / self._parts.sizes
 
 
 def _local_samples(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
@@ -132,5 +133,5 @@ def _local_samples(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
     are.
     """
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-    here = parts.samples < len(fed.data.y)
-    return parts.samples[here], owners[here]
+    local = parts.samples < len(fed.data.y)
+    return parts.samples[local], owners[local]

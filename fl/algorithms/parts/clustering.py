@@ -40,11 +40,11 @@ class Clustering:
     fed: Federation
 
     @classmethod
-    def make(cls, fed: Federation, how: str, what: str, flags: str) -> "Clustering":
+    def make(cls, fed: Federation, how: str, compare: str, flags: str) -> "Clustering":
         """From the values of the options --FLAGS.clustering and --FLAGS.compare."""
         model = fed.model
         names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
-        if what == "all":
+        if compare == "all":
             return cls(how, lambda models: {name: models[name] for name in names}, fed)
         head = [name for name in classifier(model) if name in names and name.endswith("weight")]
         if not head:
@@ -72,11 +72,11 @@ class Clustering:
         states, centres = (self.features(stack) for stack in (select(update.received, rows), models))
         begun = bool((mapping >= 0).any())
         if begun and self.how == "nearest":
-            found = distance(states, centres).argmin(1)
+            clusters = distance(states, centres).argmin(1)
         else:
-            found = torch.from_numpy(_kmeans(states, centres, begun, rng))
+            clusters = torch.from_numpy(_kmeans(states, centres, begun, rng))
         mapping = mapping.clone()
-        mapping[[clients[row] for row in rows]] = found.cpu()
+        mapping[[clients[row] for row in rows]] = clusters.cpu()
         return cluster_means(self.fed, models, mapping, clients, update), mapping
 
 
@@ -125,11 +125,11 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
     old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))
-    found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
+    kmeans = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
     # Fewer labels than clusters may occur, where models are equal.
-    labels, first, labelled = np.unique(found.labels_, return_index=True, return_inverse=True)
+    labels, first, labelled = np.unique(kmeans.labels_, return_index=True, return_inverse=True)
     if begun:
-        _, numbers = linear_sum_assignment(((found.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
+        _, numbers = linear_sum_assignment(((kmeans.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
     else:
         numbers = first.argsort().argsort()
     return numbers[labelled].astype(np.int64)

@@ -51,6 +51,9 @@ def exit_log_probabilities(outputs: Tensor) -> Tensor:
     return outputs.movedim(1, 0).flatten(1, -2).log_softmax(-1)
 
 
-def divergence(target: Tensor, own: Tensor) -> Tensor:
-    """KL(target || own) of log probabilities [..., samples, classes], the mean over samples."""
-    return (target.exp() * (target - own)).sum(-1).mean(-1)
+def divergence(target: Tensor, predicted: Tensor) -> Tensor:
+    """Return the mean KL(target || predicted) over samples.
+
+    Both are log probabilities [..., samples, classes].
+    """
+    return (target.exp() * (target - predicted)).sum(-1).mean(-1)

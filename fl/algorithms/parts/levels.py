@@ -151,7 +151,7 @@ class PersonalLevel(LevelType):
 
 
 def add_level_traffic(
-    metrics: Mapping[str, float], participants: int, level: Level, kept: Level, offers: int
+    metrics: Mapping[str, float], participants: int, level: Level, after: Level, offers: int
 ) -> dict[str, float]:
     """Return the metrics of a round with the traffic of the end of a level.
 
@@ -159,12 +159,12 @@ def add_level_traffic(
     cluster, those who stay in it receive its new mean.
 
     Args:
-        level: with the model that each client trained. kept: with the one that it keeps.
+        level: with the model that each client trained. after: with the model that it keeps.
         offers: the number of models on offer.
     """
     took, missed = (level.used >= 0).sum().item(), (level.used < 0).sum().item()
-    left = level.used[(level.used >= 0) & (kept.used < 0)].unique()
-    copies = took + missed * offers + torch.isin(kept.used, left).sum().item()
+    left = level.used[(level.used >= 0) & (after.used < 0)].unique()
+    copies = took + missed * offers + torch.isin(after.used, left).sum().item()
     model = sum(tensor.nbytes for tensor in level.state(0).values())
     return traffic.more(metrics, model, down=metrics["bytes_down"] * copies / participants)
 

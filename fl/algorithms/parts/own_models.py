@@ -35,7 +35,7 @@ class OwnModels:
         self.several = len(self.modules) > 1
         if self.several and not fed.transport.has_data:
             raise FLError("clients on other machines have one architecture: give one model", code="unsupported")
-        self._forms = [{n: (t.dtype, t.shape) for n, t in surgery.state(one).items()} for one in self.modules]
+        self._forms = [{n: (t.dtype, t.shape) for n, t in surgery.state(module).items()} for module in self.modules]
         self._most: dict[str, int] = {}
         for form in self._forms:
             lengths: dict[str, int] = {}
@@ -48,10 +48,10 @@ class OwnModels:
         fed, plain = self.fed, with_own_models(self.fed)
         if not self.several:
             return plain
-        each = [self.modules[kind] for kind in self.owned]
+        modules = [self.modules[kind] for kind in self.owned]
 
         def init():
-            rows = [self._row({n: t.clone() for n, t in surgery.state(one).items()}) for one in self.modules]
+            rows = [self._row({n: t.clone() for n, t in surgery.state(module).items()}) for module in self.modules]
             return {
                 "global": fed.initial(),
                 CLIENTS: {key: torch.stack([rows[k][key] for k in self.owned]) for key in self._most},
@@ -59,7 +59,7 @@ class OwnModels:
 
         def models(server):
             states = self.unpack(server[CLIENTS], range(len(fed.clients)))
-            return ClientModels([Level(states, torch.arange(len(fed.clients)), each)])
+            return ClientModels([Level(states, torch.arange(len(fed.clients)), modules)])
 
         return replace(plain, init=init, models=models)
 

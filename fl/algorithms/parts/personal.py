@@ -63,11 +63,11 @@ def classifier(model: nn.Module) -> list[str]:
     """
     for name, last in [item for item in model.named_modules() if type(item[1]) is nn.Linear][-1:]:
         names = names_by_id(model)
-        own = [names[id(tensor)] for tensor in last._parameters.values() if id(tensor) in names]
-        if own and not own[0].startswith(f"{name}."):
-            return own
-    found = layers(model)
-    linear = [layer for layer in found if layer.kind == "Linear"] or found
+        head = [names[id(tensor)] for tensor in last._parameters.values() if id(tensor) in names]
+        if head and not head[0].startswith(f"{name}."):
+            return head
+    candidates = layers(model)
+    linear = [layer for layer in candidates if layer.kind == "Linear"] or candidates
     if not getattr(model, "exits", False):
         return list(linear[-1].tensors)
     outputs = {layer.name: len(next(model.get_submodule(layer.name).parameters())) for layer in linear}
@@ -135,8 +135,8 @@ def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], R
         return {**after, "rng": _mark(rng)}, metrics
 
     def models(server):
-        found = algorithm.models(server) if algorithm.models else share_model(server["global"], count)
-        return found._replace(rng=last_round(server))
+        client_models = algorithm.models(server) if algorithm.models else share_model(server["global"], count)
+        return client_models._replace(rng=last_round(server))
 
     def personalize(models, client_states, clients, rng):
         return adapt(models, clients, rng.apart("fine-tune"))

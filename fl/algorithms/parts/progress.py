@@ -27,8 +27,8 @@ def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
     Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
     all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
     """
-    made, mu = torch.tensor(steps, dtype=torch.float64), fed.local.optimizer.momentum
-    return (made - mu * (1 - mu**made) / (1 - mu)) / (1 - mu) if mu else made
+    count, mu = torch.tensor(steps, dtype=torch.float64), fed.local.optimizer.momentum
+    return (count - mu * (1 - mu**count) / (1 - mu)) / (1 - mu) if mu else count
 
 
 def expand_like(values: Tensor, like: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class SecureRecombination(NamedTuple):
 
     def simulate(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
         """Recombine the models of clients that are simulated in this process."""
-        each = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
-        models = {client: model for client, model, size in each if size}
+        uploads = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
+        models = {client: model for client, model, size in uploads if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
         return recombine_received(update, message["model"], clients, self.pieces, outcome, rng.round)
 
@@ -90,10 +90,12 @@ def recombine_received(
     update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
     """Return what the server receives by an exchange that is over, see `SecureRecombination`."""
-    kept, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
-    if kept:
-        states = replace_rows(starts, kept, from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts))
-    sizes = tuple(size if k in kept else 0 for k, size in enumerate(update.sizes))
+    arrived, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
+    if arrived:
+        states = replace_rows(
+            starts, arrived, from_bytes([outcome.models[clients[k]] for k in arrived], pieces, starts)
+        )
+    sizes = tuple(size if k in arrived else 0 for k, size in enumerate(update.sizes))
     if outcome.excluded:
         _log.warning("warning: round %d: secure recombination: %s", round, "; ".join(outcome.reasons))
     down = sum(size for (sender, _), size in outcome.sent.items() if sender == SERVER) / len(clients)

@@ -11,7 +11,7 @@ from fl.federation.clients import CLIENTS
 from surgery import State, broadcast
 
 
-def split(fed: Federation, kept: Collection[str]) -> Algorithm:
+def split(fed: Federation, private: Collection[str]) -> Algorithm:
     """FedAvg of all tensors, except for tensors that clients keep. These start as in the initial model.
 
     A client that was dropped keeps what it had. It predicts with the global part and its own, which is the initial one
@@ -22,21 +22,21 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
     traffic.
 
     Args:
-        kept: names of the tensors that never leave a client.
+        private: names of the tensors that never leave a client.
     """
     names = list(fed.initial())
 
     def init():
         start = fed.initial()
-        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in kept})}
+        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in private})}
 
     def send(server, clients, rng):
-        return {"model": broadcast(without(server["global"], kept), len(clients))}
+        return {"model": broadcast(without(server["global"], private), len(clients))}
 
     def client(message, client_states, clients, rng):
         update = fed.train(join(message["model"], client_states), clients, rng)
-        own = {name: update.states[name] for name in client_states}
-        return update._replace(received=without(update.received, kept), client_states=own)
+        own_states = {name: update.states[name] for name in client_states}
+        return update._replace(received=without(update.received, private), client_states=own_states)
 
     def aggregate(server, clients, update, rng):
         mean = dict(server["global"])
@@ -49,7 +49,7 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
         return {name: part[name] if name in part else rest[name] for name in names}
 
     def models(server):
-        return share_model(without(server["global"], kept), len(fed.clients))
+        return share_model(without(server["global"], private), len(fed.clients))
 
     def personalize(models, client_states, clients, rng):
         return join(models, client_states)
@@ -57,10 +57,10 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
     return Algorithm(fed, init, client, aggregate, send, models=models, personalize=personalize)
 
 
-def without(state: Mapping[str, Tensor], kept: Collection[str]) -> State:
-    """Return the tensors that are not kept.
+def without(state: Mapping[str, Tensor], names: Collection[str]) -> State:
+    """Return the state without the tensors of these names.
 
     >>> without({"body": 1, "head": 2}, ["head"])
     {'body': 1}
     """
-    return {name: tensor for name, tensor in state.items() if name not in kept}
+    return {name: tensor for name, tensor in state.items() if name not in names}

@@ -49,10 +49,10 @@ def models_of(
             return known
         plans = [plan(client) for client in range(len(fleet))]
         first: dict[int, int] = {}  # by the plan's id: the first client that has it
-        for client, one in enumerate(plans):
-            first.setdefault(id(one), client)
-        numbers = {one: k for k, one in enumerate(first)}
-        used = torch.tensor([numbers[id(one)] for one in plans])
+        for client, entry in enumerate(plans):
+            first.setdefault(id(entry), client)
+        numbers = {entry: k for k, entry in enumerate(first)}
+        used = torch.tensor([numbers[id(entry)] for entry in plans])
         modules = [fleet[client].model for client in first.values()]
         states = [plans[client].extract(source(server)) for client in first.values()]
         states = [state | fed.statistics(state, module) for state, module in zip(states, modules)]
@@ -79,7 +79,7 @@ def submodel_algorithm(
     return replace(fedavg(fed), send=send, aggregate=aggregate, models=models_of(fed, plan, source), plan=plan)
 
 
-def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Collection[str]]) -> Algorithm:
+def with_own_tensors(fed: Federation, plans: Sequence[Plan], own_names: Sequence[Collection[str]]) -> Algorithm:
     """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
 
     The server keeps these in its part "own", as "1:head.weight" for that of architecture 1, and averages them over the
@@ -89,16 +89,16 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
 
     Args:
         plans: where each architecture of the fleet lies in the global model.
-        own: the names of each architecture's own tensors.
+        own_names: the names of each architecture's own tensors.
     """
     fleet = fed.fleet_or_uniform
     whole = next((k for k, plan in enumerate(plans) if plan.small_shapes == plan.shapes), None)
     apart = [
-        {} if k == whole else {name: f"{k}:{name}" for name in plan.entries if name in own[k]}
+        {} if k == whole else {name: f"{k}:{name}" for name in plan.entries if name in own_names[k]}
         for k, plan in enumerate(plans)
     ]
     shapes = dict(plans[0].shapes)
-    shapes |= {mine: plan.small_shapes[name] for plan, names in zip(plans, apart) for name, mine in names.items()}
+    shapes |= {key: plan.small_shapes[name] for plan, names in zip(plans, apart) for name, key in names.items()}
     joint = [_joint(plan, names, shapes, shared=whole is None) for plan, names in zip(plans, apart)]
 
     def plan(client):
@@ -111,21 +111,21 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
         return {**server["global"], **server["own"]}
 
     def init():
-        start, kept = fed.initial(), {}
+        start, own_tensors = fed.initial(), {}
         for part, names in zip(plans, apart):
             small = part.extract(start)
-            kept |= {mine: small[name] for name, mine in names.items()}
-        return {"global": start, "own": kept}
+            own_tensors |= {key: small[name] for name, key in names.items()}
+        return {"global": start, "own": own_tensors}
 
     def aggregate(server, clients, update, rng):
-        each = [plan(client) for client in clients]
-        after = fed.average(update.received, update.sizes, everything(server), plans=each)
+        places = [plan(client) for client in clients]
+        after = fed.average(update.received, update.sizes, everything(server), plans=places)
         return {part: {name: after[name] for name in server[part]} for part in ("global", "own")}
 
     return replace(submodel_algorithm(fed, plan, aggregate, everything), init=init, plan=within)
 
 
-def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
+def _joint(plan: Plan, own_names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
     """Return where an architecture's model lies in the global model and all architectures' own tensors, taken together.
 
     Args:
@@ -134,7 +134,7 @@ def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, .
     entries = {}
     for name, sources in plan.entries.items():
         entries[name] = sources
-        if name in own:
-            mine = Source(own[name], (None,) * len(shapes[own[name]]))
-            entries[name] = (mine, *sources) if shared else (mine,)
+        if name in own_names:
+            source = Source(own_names[name], (None,) * len(shapes[own_names[name]]))
+            entries[name] = (source, *sources) if shared else (source,)
     return Plan(entries, shapes)

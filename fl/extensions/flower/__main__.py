@@ -58,8 +58,8 @@ def _main(argv: list[str]) -> int:
     root = Path(options.folder or new_folder(request.out, None, "deploy")).resolve()
     threads = options.threads or (0 if options.only else share_of_cores(options.nodes + 1))
     if options.only == "keys":
-        here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
-        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *here])))
+        local_names = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
+        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *local_names])))
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):

@@ -109,14 +109,14 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 def _node_of(context: Context) -> Node:
-    settings, given = RunSettings.of(context.run_config), context.node_config
-    if "partition-id" not in given:
+    settings, config = RunSettings.of(context.run_config), context.node_config
+    if "partition-id" not in config:
         raise FLError("the node's config has no partition-id: give --node-config 'partition-id=0' (1, 2, ...)")
-    number = int(given["partition-id"])
-    folder = Path(str(given["data"])) if "data" in given else node_folder(Path(settings.data), number)
-    budget = {name: _numbers(given[name]) for name in ("width", "depth", "budget") if name in given}
+    number = int(config["partition-id"])
+    folder = Path(str(config["data"])) if "data" in config else node_folder(Path(settings.data), number)
+    budget = {name: _numbers(config[name]) for name in ("width", "depth", "budget") if name in config}
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return _node(number, folder, tuple(budget.items()), str(given["init"]) if "init" in given else None)
+    return _node(number, folder, tuple(budget.items()), str(config["init"]) if "init" in config else None)
 
 
 @lru_cache(maxsize=64)  # of the nodes that Flower simulates in one process

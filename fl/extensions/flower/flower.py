@@ -30,8 +30,8 @@ def pack(message: NodeMessage) -> RecordDict:
         name: Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _KIND, raw(tensor))
         for name, tensor in message.tensors.items()
     }
-    said = ConfigRecord({"header": json.dumps(message.header)})
-    return RecordDict({"tensors": ArrayRecord(arrays), "message": said})
+    record = ConfigRecord({"header": json.dumps(message.header)})
+    return RecordDict({"tensors": ArrayRecord(arrays), "message": record})
 
 
 def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
@@ -41,10 +41,10 @@ def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
-    tensors, said = content.get("tensors"), content.get("message")
-    if not isinstance(tensors, ArrayRecord) or not isinstance(said, ConfigRecord) or len(content) != 2:
+    tensors, record = content.get("tensors"), content.get("message")
+    if not isinstance(tensors, ArrayRecord) or not isinstance(record, ConfigRecord) or len(content) != 2:
         raise InvalidMessage("it is no message of this project: other records came")
-    text = said.get("header")
+    text = record.get("header")
     if not isinstance(text, str):
         raise InvalidMessage("it has no header")
     size = len(text) + sum(len(array.data) for array in tensors.values())
@@ -112,10 +112,10 @@ class GridLink:
     def _late(self) -> list[tuple[int, str]]:
         """Return which answers to earlier requests came since."""
         notes = []
-        for name, (node, asked) in list(self._open.items()):
+        for name, (node, kind) in list(self._open.items()):
             if self._pull(name, 0):
                 del self._open[name]
-                notes.append((node, f"its answer of {asked} came late and is not used"))
+                notes.append((node, f"its answer of {kind} came late and is not used"))
         return notes
 
     def _pull(self, name: str, limit: int) -> list[Message | str]:

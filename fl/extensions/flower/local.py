@@ -167,9 +167,9 @@ class Deployment:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             self._check_superlink()
-            found = self._ask("ls", "here", "--run-id", run)
+            listing = self._ask("ls", "here", "--run-id", run)
             meanwhile()
-            if (status := str(found["status"])).startswith("finished"):
+            if (status := str(listing["status"])).startswith("finished"):
                 return status
             time.sleep(0.5)
         raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`", code="peers")
@@ -256,12 +256,12 @@ class Deployment:
 
 def _find_marked(mark: str) -> list[int]:
     """Return the processes that were started with a mark, zombies left out; none where the system does not tell."""
-    found = []
+    numbers = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # another user's, or one that has ended
             if f"{_MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+                numbers.append(int(environment.parent.name))
+    return numbers
 
 
 @contextmanager
@@ -335,8 +335,8 @@ def share_of_cores(processes: int) -> int:
 
 def free_port() -> int:
     """Return a free port of this machine."""
-    with create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def require() -> None:

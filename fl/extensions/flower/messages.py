@@ -40,7 +40,7 @@ def printable(text: object) -> str:
     'a\\\\x1b[31m b error: c'
     """
     line = " ".join(str(text)[:_LONGEST].split())
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)[:_LONGEST]
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)[:_LONGEST]
 
 
 class NodeMessage(NamedTuple):

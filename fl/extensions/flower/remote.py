@@ -104,11 +104,11 @@ class Remote:
     def __init__(self, link: Link, config: Config, test: Dataset, timeouts: Timeouts) -> None:
         self.labels = ALGORITHMS[config.method.name].labels(config.method.options)
         self.nodes = Nodes(link, timeouts, test, self.labels)
-        here = [said for _, said in sorted(self.nodes.reported.items())]
-        self._budgets = [said["budget"] for said in here]
-        self.splits = _splits([said["sizes"] for said in here])
-        self.dataset = _stand_in(test, here, self.labels)
-        self.config = config.replace(clients=len(here))
+        reported = [record for _, record in sorted(self.nodes.reported.items())]
+        self._budgets = [record["budget"] for record in reported]
+        self.splits = _splits([record["sizes"] for record in reported])
+        self.dataset = _stand_in(test, reported, self.labels)
+        self.config = config.replace(clients=len(reported))
         self._settings = self.config.to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
@@ -134,9 +134,9 @@ class Remote:
     def begin(self, fed: Federation) -> None:
         """See `Transport.begin`."""
         if fed.data.task != "classification" or fed.metrics:
-            what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
+            feature = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
             raise FLError(
-                f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate",
+                f"clients on other machines are scored by accuracy and loss only, not with {feature}: simulate",
                 code="unsupported",
             )
         self.federation, self._base = fed, base_digest(fed.model)
@@ -236,7 +236,9 @@ class Remote:
         """See `Transport.recombine`."""
         return self._secret.recombine(self, update, clients, rng)
 
-    def judge(self, validation: Validation, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+    def judge(
+        self, validation: Validation, measure: str, levels: Sequence[Level], more: Sequence[Level | None]
+    ) -> Tensor:
         """See `Transport.judge`."""
         clients, requests, seen = range(len(self.splits)), [], {}
         for client in clients:
@@ -252,7 +254,7 @@ class Remote:
                     tensors |= flat(level.state(int(level.used[client])), f"more{number}")
                 kinds.append("personal" if there else "sent" if used else "")
             header = self.header("judge", client, Rng(0))
-            header |= {"what": what, "mean": validation.mean, "levels": digests, "more": kinds, "keeps": keeps}
+            header |= {"what": measure, "mean": validation.mean, "levels": digests, "more": kinds, "keeps": keeps}
             requests.append(NodeMessage(header, tensors))
 
         def read(k: int, answer: NodeMessage) -> list[float]:
@@ -267,7 +269,7 @@ class Remote:
         silent = [math.nan] * len(more)
         return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
 
-    def score(self, models: Callable[[], ClientModels], here: Callable) -> dict[str, list[dict[str, float]]]:
+    def score(self, models: Callable[[], ClientModels], score_local: Callable) -> dict[str, list[dict[str, float]]]:
         """See `Transport.score`."""
         fed, seen, used = self.federation, {}, models()
         parts, clients = list_held_out(fed), range(len(self.splits))
@@ -374,12 +376,14 @@ def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -
     Args:
         labels: whether the labels of the training samples are as frequent as the clients'.
     """
-    count = sum(sum(said["sizes"]) for said in reported)
+    count = sum(sum(record["sizes"]) for record in reported)
     (dtype, *sample), target = reported[0]["sample"], reported[0]["target"]
     x = torch.zeros(1, *sample, dtype=DTYPES[dtype]).expand(count, *sample)
     y = torch.zeros(1, *target, dtype=torch.int64).expand(count, *target)
     if labels:
-        order = [torch.arange(len(said["labels"])).repeat_interleave(torch.tensor(said["labels"])) for said in reported]
+        order = [
+            torch.arange(len(record["labels"])).repeat_interleave(torch.tensor(record["labels"])) for record in reported
+        ]
         rest = torch.zeros(count - sum(map(len, order)), dtype=torch.int64)  # validation and test samples
         y = torch.cat([*order, rest])
     return dataclasses.replace(test, x=x, y=y)
@@ -389,9 +393,9 @@ def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
     """Return parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so
     on.
     """
-    columns = [list(each) for each in zip(*sizes)]
-    parts = torch.arange(sum(map(sum, columns))).split([sum(each) for each in columns])
-    return Splits(*(Parts.of(part.split(each)) for part, each in zip(parts, columns)))
+    columns = [list(column) for column in zip(*sizes)]
+    parts = torch.arange(sum(map(sum, columns))).split([sum(column) for column in columns])
+    return Splits(*(Parts.of(part.split(column)) for part, column in zip(parts, columns)))
 
 
 def _row(part: Any, k: int) -> Any:

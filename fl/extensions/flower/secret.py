@@ -55,8 +55,8 @@ class SecretExchange:
             to = list(waiting)
             headers = [{**remote.header("exchange", client, rng), "phase": phase} for client in to]
             requests = [NodeMessage(header, as_tensors(waiting[client])) for header, client in zip(headers, to)]
-            what = f"round {rng.round}, secure recombination"
-            came = remote.nodes.exchange(to, requests, limit, lambda _, answer: _envelopes(answer), what)
+            label = f"round {rng.round}, secure recombination"
+            came = remote.nodes.exchange(to, requests, limit, lambda _, answer: _envelopes(answer), label)
             return {to[k]: envelopes for k, envelopes in came.items()}
 
         outcome = self._server.run(self.keys, carry)

@@ -61,7 +61,7 @@ class Store:
         folder = self._run(run)
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / f"{round:06d}-{version:016x}.safetensors", _STATE, tensors, {})
-        endings = tuple(f"-{one:016x}" for one in {*needed, version})
+        endings = tuple(f"-{number:016x}" for number in {*needed, version})
         for old in folder.glob("*.safetensors"):
             # a request that comes late, after the next round's, must not delete what the server has accepted since
             if not old.stem.endswith(endings) and old.stem < f"{round:06d}":

@@ -123,6 +123,6 @@ def fleet_of_ranks(create: Callable[[int], nn.Module], ranks: Sequence[int], cli
         model: the global one, of the largest rank, on the device that trains.
     """
     kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
-    made = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
+    models = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
     owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
-    return Fleet(tuple(Architecture(one, leading_plan(model, one)) for one in made), owned)
+    return Fleet(tuple(Architecture(net, leading_plan(model, net)) for net in models), owned)
