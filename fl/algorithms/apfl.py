@@ -42,9 +42,9 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
         w ← w - eta grad f(w),    v ← v - eta alpha grad f(alpha v + (1 - alpha) w)
 
-    and sends w, which is averaged. v goes on from where it was, and begins as the initial model; so does the v of a
-    client that never took part. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture
-    are v's. Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is w's.
+    and sends w, which is averaged. v begins as the initial model, also for a client that never took part, and continues
+    from where it was. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture are v's.
+    Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is w's.
 
     With `adaptive`, alpha ← alpha - eta <v - w, grad f(alpha v + (1 - alpha) w)>, kept within [0, 1], at the first step
     of a client in each round, as in the released code.
@@ -89,7 +89,10 @@ class Mixture(nn.Module):
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device), requires_grad=adaptive)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits of the shared model, of the mixture); of the latter no gradient reaches the shared model."""
+        """Return the logits of the shared model and of the mixture.
+
+        The mixture's gradient does not reach the shared model.
+        """
         shared = {name: p.detach() for name, p in self.model.named_parameters()}
         personal = dict(self.own.named_parameters())
         logits = self.model(x)

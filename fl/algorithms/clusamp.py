@@ -98,7 +98,7 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
 
     With M samples in all, each row sums to M exactly, and the column of a client with m samples to K * m. A client with
     M / K samples or more gets rows of its own; what is left of it is clustered with the others. The tree falls into
-    groups, none larger than a row. Each of the largest groups begins a row, and the others fill the room that is left.
+    groups, none larger than a row. Each of the largest groups begins a row, and the others fill what is left of it.
 
     Args:
         sizes: the clients' numbers of samples [n].

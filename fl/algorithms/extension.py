@@ -44,7 +44,7 @@ class ModelChange:
 
     Attributes:
         make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device)
-            -> the model that clients train, what makes it anew from a generator, and the clients' own models if these
+            -> the model that clients train, what makes another from a generator, and the clients' own models if these
             differ, else None.
         load: (the model, settings, the state of a run folder) -> the model that this state is one of.
         plain: such a model -> one with the model's own parameters, in which the extension's are folded.

@@ -61,10 +61,10 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     """FedAvg; clients also learn from latents that a generator on the server makes from noise and labels.
 
     A latent is the input of the model's last linear layer, the head. Clients minimise (section 4.2; see `distilling`)
-    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are drawn
-    uniformly from those that the generator was trained for, and y are the labels of the batch. Both terms are left out
-    until the generator has been trained once; clients never change it. The server averages the models, and trains the
-    generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
+    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are sampled
+    uniformly from the labels that the generator was trained for, and y are the labels of the batch. Both terms are left
+    out until the generator has been trained once; clients never change it. The server averages the models, and trains
+    the generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
     `train_generator`).
 
     alpha = beta = 0 is FedAvg. The generator starts from the same weights in every run.
@@ -205,7 +205,7 @@ def train_generator(
 
     Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
     diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
-    that of latents the mean absolute difference.
+    the distance of latents the mean absolute difference.
 
     Args:
         heads: the clients' weights [K, C, L] and biases [K, C], or None if the head has no bias.

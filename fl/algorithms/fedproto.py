@@ -52,8 +52,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
 
     Clients may have models of several architectures with representations of one length: see `OwnModels`.
 
-    Personal models go on from where they were, and begin as the initial model, also those of clients that never took
-    part. A stranger would get their mean, as in Local; on Flower that stays the initial model.
+    Personal models begin as the initial model and continue from where they were. A client that never took part has the
+    initial model. A stranger would get their mean, as in Local; on Flower that stays the initial model.
 
     lam = 0 is Local.
 

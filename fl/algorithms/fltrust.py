@@ -26,7 +26,7 @@ class FLTrustOptions:
     """FLTrust."""
 
     root: AtLeast1 = 100
-    """samples that the server has to train on, drawn from those of all clients, who keep them (the paper: 100)"""
+    """samples that the server has to train on, copied at random from the clients' samples (the paper: 100)"""
     lr: Annotated[float, number(float, above=0)] = 1.0
     """learning rate of the server: it multiplies the mean update (1 takes it as it is)"""
 
@@ -36,13 +36,13 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
 
     A client's trust is the cosine of its update with the server's, 0 if that is negative. Updates are scaled to the
     length of the server's and averaged by trust; how many samples a client has does not count. The server trains as a
-    client does, from the same model, on samples whose labels nobody has poisoned. If it trusts nobody, the global model
-    stays. Updates are those of trained parameters; buffers (batch-norm statistics) are averaged by trust.
+    client does, from the same model, on samples whose labels are not poisoned. If it trusts no client, the global model
+    stays. Updates are of trained parameters; buffers (batch-norm statistics) are averaged by trust.
 
     A round reports how many clients are `trusted` at all.
 
     Raises:
-        FLError: for more samples than there are, and with clients on other machines, whose samples nobody else has.
+        FLError: for more samples than there are, and with clients on other machines, whose samples stay there.
     """
     everybody = fed.clients.train.samples
     if not fed.transport.has_data:

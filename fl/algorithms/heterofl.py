@@ -44,7 +44,7 @@ def heterofl(
 ) -> Algorithm:
     """Send each client the leading channels of every layer; average each element over the clients that hold it.
 
-    Elements that nobody holds keep their value. Depths may differ too: a client then has the first blocks of each
+    Elements that no client holds keep their value. Depths may differ too: a client then has the first blocks of each
     section. The paper's masked loss and static batch norm are settings of every method (--masked-loss, --norm
     static_batch). With one architecture, weighted and without own_rows, this is FedAvg.
 

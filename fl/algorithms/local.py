@@ -17,7 +17,7 @@ def local(fed: Federation) -> Algorithm:
     Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger.
 
     A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
-    weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not
+    weighted by their numbers of training samples; no client trains from it. With clients on other machines, who do not
     send their models, it stays the initial model.
     """
 

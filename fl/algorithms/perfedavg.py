@@ -43,7 +43,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     first is plain. A step passes the whole batch through the model twice, so that batch norms see it all; their running
     statistics come from the first pass. The loss is taken on D at w.
 
-    To predict, a client makes `steps` plain steps of rate alpha from the global model, each on so many of its training
+    To predict, a client makes `steps` plain steps of rate alpha from the global model, each on as many of its training
     samples as a batch has. One that diverges keeps the global model.
 
     This leaves out the factor I - alpha H(w) of the gradient, which the paper estimates by a third batch and two more

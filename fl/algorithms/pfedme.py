@@ -48,10 +48,10 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         once w <- w - outer_lr lam (w - theta),
 
     and the server global <- (1 - mixing) global + mixing mean_i w_i, the mean weighted by the number of samples. The
-    personal model begins every round at the global one, and goes on from batch to batch, as in the released code.
+    personal model begins every round at the global one, and continues from batch to batch, as in the released code.
     Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer apply to theta; what the optimizer
-    remembers lasts from batch to batch. Buffers (batch-norm statistics) are theta's. They are averaged without
-    mixing, since variances must not become negative.
+    remembers lasts from batch to batch. Buffers (batch-norm statistics) are theta's. They are averaged without mixing,
+    since variances must not become negative.
 
     A client predicts with its personal model; one that never took part has the initial model. The trained states are
     the copies, which are sent; the loss is the personal models', with all terms. A client needs the memory of

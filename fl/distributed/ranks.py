@@ -107,7 +107,9 @@ class Ranks:
         return result
 
     def share(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
-        """Return the entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
+        """Return the entries of all rows on every rank.
+
+        Each rank computes the entries of the rows that `deal` gives it.
 
         Args:
             work: of each row, in any unit.
@@ -132,7 +134,7 @@ def deal(work: Sequence[int], ranks: int) -> list[list[int]]:
     (Graham, "Bounds on multiprocessing timing anomalies", 1969). With fewer rows than ranks, some ranks have none.
 
     Args:
-        work: of each row, in any unit; those of no work count as 1.
+        work: of each row, in any unit; rows without work count as 1.
 
     >>> deal([3, 1, 1, 1], ranks=2)
     [[0], [1, 2, 3]]

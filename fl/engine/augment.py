@@ -11,7 +11,9 @@ from fl.engine.draws import Draws
 
 
 class Augment(NamedTuple):
-    """Random crops and flips of images, masks of text; what is drawn depends only on the client and its step.
+    """Random crops and flips of images, masks of text.
+
+    The random numbers depend only on the client and its step.
 
     The places where images are cut out are drawn for all steps of a round at once (`draw`), since drawing takes many
     small kernels; each step then cuts its own images (`cut`).
@@ -38,8 +40,8 @@ class Augment(NamedTuple):
 
         Args:
             samples: images [*leading, B, C, H, W] of any dtype, or tokens [*leading, B, T].
-            key: int32 [*leading], that of each client's step.
-            places: where images are cut out; None: they are drawn here.
+            key: int32 [*leading], the key of each client's step.
+            places: where images are cut out; None: they are sampled here.
         """
         if self.mask:
             return self.mask_tokens(samples, key)
@@ -95,5 +97,5 @@ class Augment(NamedTuple):
         return self.cut(masks.unsqueeze(-3), places, border=UNSCORED).squeeze(-3)
 
     def mask_tokens(self, tokens: Tensor, key: Tensor) -> Tensor:
-        """Return tokens [*leading, B, T], a share of which is replaced by `token`."""
+        """Return tokens [*leading, B, T]; a share of them is replaced by `token`."""
         return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

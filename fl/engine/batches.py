@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     Attributes:
         index: the samples, int64 [*leading, B].
-        key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
+        key: a random number of 32 bits, int64 [*leading]; everything random in the step depends on it
             (`fl.engine.draws`).
         places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 2]; None without augmentation.
     """
@@ -46,7 +46,7 @@ class Batches(NamedTuple):
     Attributes:
         rows: every step as a row of numbers, int64 [K, S, W], where S is the largest number of steps: its samples, its
             key and, for augmented images, their places. `step` takes them apart. Rows after a client's own steps are
-            padding that nobody reads.
+            padding that is never read.
         size: samples of a step.
         steps: each client's number of steps, known on the host.
         augment: how the samples are changed at random.

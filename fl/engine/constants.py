@@ -1,4 +1,4 @@
-"""Parameters that nobody trains, once for all clients: they stay in the model, and no state has them.
+"""Frozen parameters, once for all clients: they stay in the model, and no state has them.
 
 A state is what a client trains, keeps and sends, so that K clients on a frozen base take the memory of the base and of
 K times what they train.

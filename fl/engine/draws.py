@@ -50,7 +50,10 @@ class Draws:
         self._positions = {} if positions is None else positions
 
     def several(self, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers of so many calls of `uniform`, [*leading, count, *shape], by the launches of one call."""
+        """Return the numbers of `count` calls of `uniform`: [*leading, count, *shape].
+
+        They take the launches of a single call.
+        """
         position = self._position(shape, count)
         self.drawn += count
         if self._mixed is None:
@@ -94,7 +97,7 @@ def _mix(h: Tensor) -> Tensor:
     """Return a bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in
     place.
 
-    Products wrap; the masks make shifts of negative numbers those of unsigned ones.
+    Products wrap; the masks make shifts of negative numbers equal to shifts of unsigned ones.
     """
     h ^= (h >> 16) & 0xFFFF
     h *= 0x7FEB352D
@@ -107,8 +110,8 @@ def _mix(h: Tensor) -> Tensor:
 class Drawing(TorchFunctionMode):
     """Within it, all random numbers of a model come from `draws`, not from torch's global generator.
 
-    They are those of dropout of every kind, also within attention, of torch.rand, randn, randint, rand_like and
-    randn_like, and of tensors' bernoulli_, uniform_ and normal_.
+    This covers dropout of every kind, also within attention, torch.rand, randn, randint, rand_like and randn_like, and
+    tensors' bernoulli_, uniform_ and normal_.
 
     Other draws from the global generator are left alone; `fl.engine.train` notices them.
 
@@ -211,7 +214,7 @@ def _attention(
 
 
 def _multi_head(draws: Draws, *args: Any, **kwargs: Any) -> Any:
-    """`F.multi_head_attention_forward`, which `nn.MultiheadAttention` calls: what is random within it is drawn here."""
+    """Call `F.multi_head_attention_forward` with its random numbers from `draws`; `nn.MultiheadAttention` uses it."""
     attention = partial(_attention, draws)
     inside: dict[Any, Any] = {F.dropout: partial(_dropout(None), draws), F.scaled_dot_product_attention: attention}
     return calling(F.multi_head_attention_forward, inside)(*args, **kwargs)

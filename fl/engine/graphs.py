@@ -30,7 +30,7 @@ _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
 _WINDOW = 256  # steps whose rows a slot holds at a time; more than a warm-up takes
 _PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn
-_TOO_MANY = 4 * _PROGRAMS  # made of one model, hardly any of which can have been used again
+_TOO_MANY = 4 * _PROGRAMS  # made of one model; hardly any of them can have been used again
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 """(step, eager steps before) -> a function that repeats the step."""
@@ -158,7 +158,7 @@ def is_in_vain(models: Iterable[nn.Module]) -> bool:
 def may_starve(group: Group) -> bool:
     """Return whether kernels of several streams may wait for each other for ever, which a short trial need not show.
 
-    Those of cuDNN's batch norm for channels last keep the whole device busy until all their blocks have met.
+    The kernels of cuDNN's batch norm for channels last keep the whole device busy until all their blocks have met.
     """
     job, _, _ = group
     norms = nn.modules.batchnorm._BatchNorm

@@ -46,7 +46,7 @@ class Job:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """The dtype in which losses are summed: that of the parameters, but at least float32."""
+        """The dtype of sums of losses: the parameters' dtype, but at least float32."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def trainable(self) -> list[str]:
@@ -88,7 +88,7 @@ class Results(NamedTuple):
 
     @classmethod
     def empty(cls, group: Group) -> "Results":
-        """Return room for the results, which backends fill in one client after another."""
+        """Return empty results, which backends fill in one client after another."""
         job, starts, _ = group
         states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
         return cls(states, torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device))

@@ -85,7 +85,7 @@ def of_samples(losses: Tensor, loss: Loss, targets: Tensor) -> Tensor:
 
 
 def has_exits(outputs: Tensor, targets: Tensor) -> bool:
-    """Return whether outputs are those of several exits, [n, exits, ...].
+    """Return whether outputs come from several exits, [n, exits, ...].
 
     >>> has_exits(torch.zeros(8, 4, 10), torch.zeros(8).long()), has_exits(torch.zeros(8, 10), torch.zeros(8).long())
     (True, False)

@@ -6,8 +6,8 @@ client (anchors, masks); `batch` is (x, y), or (x, y, per_sample) if the algorit
 logits). x is a tensor, or a dict of them if samples have several inputs. The engine differentiates the loss with
 respect to `params`.
 
-An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
-the same batch, with the same random numbers, at params + step. That is sharpness-aware training.
+An ascent takes (params, gradients) of one client and returns a step; the gradient at params + step, of the
+same batch and with the same random numbers, then moves the client. That is sharpness-aware training.
 
 Both depend on nothing but their arguments. What changes from round to round belongs in the context, since a CUDA graph
 repeats the numbers that it was captured with.

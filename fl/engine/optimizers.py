@@ -124,7 +124,9 @@ def _ready(
 
 
 def clip_gradients(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
-    """Return the gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
+    """Return the gradients, scaled down where a client's norm is above `bound`.
+
+    The norm is over all tensors of a client.
 
     >>> torch.cat(clip_gradients([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
     tensor([[0.6000, 0.8000],

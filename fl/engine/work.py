@@ -69,9 +69,8 @@ _PLAIN = {
     "alias",
 }  # fmt: skip
 """Operations that are the same ones on a CPU as on the meta device, and draw nothing."""
-_SMALL = (
-    5_000_000  # parameters: a copy of so many, and a forward pass, take less time than what the meta device imports
-)
+# Parameters: a copy of a model with fewer, and a forward pass, take less time than what the meta device imports.
+_SMALL = 5_000_000
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
@@ -109,7 +108,7 @@ class _Flops(Watch):
     As all `Operations` it keeps the shapes of operations on the meta device, which repeated blocks need again.
 
     Raises:
-        RuntimeError: on a CPU, before any operation but those of `_PLAIN`: others may have faster kernels there that
+        RuntimeError: on a CPU, before any operation that is not in `_PLAIN`: others may have faster kernels there that
             have no formula (attention, recurrent layers), depend on the data, or be random.
     """
 
@@ -161,6 +160,6 @@ class Meter:
         self.metrics: dict[str, float] = {}
 
     def read(self) -> int:
-        """Return the operations since the last reading, and begin anew."""
+        """Return the operations since the last reading, and begin again at 0."""
         flops, self.flops, self.metrics = self.flops, 0, {}
         return flops

@@ -31,7 +31,7 @@ class AttackOptions:
     """Malicious clients."""
 
     share: Share = 0.0
-    """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
+    """share of the clients who are malicious, chosen at random; 0: none (FedFA: 0, 0.01, 0.2)"""
     amplify: Annotated[AtLeast0, _ATTACKED] = 1.0
     """lambda of equation 1: how many times the update from poisoned data, labels shuffled among malicious clients, is
     added to the honest one (FedFA: 1, 20)"""

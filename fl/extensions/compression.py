@@ -72,8 +72,8 @@ class Compression:
 
         Top-k looks at an update as a whole, so that entries go where it is large: by tensors, small ones such as biases
         would always have their share, however little they move. Quantisation has one scale for each tensor, its largest
-        entry, for entries of different tensors differ by orders of magnitude. (The paper scales by the Euclidean norm,
-        of which most entries of a long tensor are less than one level.)
+        entry, for entries of different tensors differ by orders of magnitude. (The paper scales by the Euclidean norm;
+        most entries of a long tensor are less than one level of it.)
 
         With feedback, quantisation rounds to the nearest level, which leaves no entry with more than it had. At random,
         an entry that is small beside its tensor's largest may be left with more, and with few bits what is unsent

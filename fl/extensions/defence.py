@@ -48,7 +48,7 @@ class Defence:
     """krum, multikrum, bulyan: f, how many participants of a round may be malicious; krum and multikrum need 2f + 3
     participants, bulyan 4f + 3"""
     keep: Annotated[Natural, OnlyWith("rule", "multikrum")] = 0
-    """multikrum: how many of the n models are averaged, n - f - 2 at most; 0: so many (the released code)"""
+    """multikrum: how many of the n models are averaged, n - f - 2 at most; 0: the most (the released code)"""
     clip: AtLeast0 = 0.0
     """longest update of a client, in multiples of the round's median; longer ones are cut to it; 0: none"""
 

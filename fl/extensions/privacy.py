@@ -54,9 +54,9 @@ class Privacy:
     delta: Annotated[float, number(float, above=0, below=1), _NOISY] = 1e-5
     """probability with which epsilon need not hold; it has to be well below 1 / number of clients"""
     accounting: Annotated[str, one_of("fixed", "poisson"), _NOISY] = "fixed"
-    """of what epsilon is proven: fixed (K clients are drawn, as it is here, and one client is replaced by another) or
+    """of what epsilon is proven: fixed (K clients are sampled, as it is here, and one client is replaced by another) or
     poisson (as papers report it: each client takes part with probability K / n, and one is added or removed; not
-    proven for the K clients that are drawn here)"""
+    proven for the K clients that are sampled here)"""
     epsilon: Annotated[AtLeast0, _NOISY] = 0.0
     """training ends before the round that would spend more than this epsilon; 0: no budget"""
     quantile: Annotated[float, number(float, least=0, below=1), _ON] = 0.0
@@ -154,8 +154,8 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     `epsilon`, unless there is no noise, and `update_clip`.
 
     In a simulation the noise is a function of the run's seed, as all is that is random; with clients on other machines,
-    who know the seed and may know who takes part, noise is drawn from the system, and epsilon is that of clients who
-    take part in every round.
+    who know the seed and may know who takes part, noise comes from the system, and epsilon holds for clients who take
+    part in every round.
 
     Raises:
         FLError: for a federation or a method that this does not make private.

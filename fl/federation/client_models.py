@@ -125,7 +125,7 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
 
 
 def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
-    """Return logits of one level's models: for each sample those of its owner's model, 0 if it has none.
+    """Return the logits of each sample by its owner's model on a level, 0 without one.
 
     See `predict_all`.
     """

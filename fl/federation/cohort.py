@@ -62,7 +62,7 @@ def select(entries: Any, rows: Sequence[int], stacked: bool = False) -> Any:
     """Pick rows of states, or of an objective's input, in the same form. Consecutive rows of a stack are views.
 
     Args:
-        rows: positions, such as those of clients in a cohort.
+        rows: positions, such as clients' positions in a cohort.
         stacked: whether the result has a leading axis also where the entries are a list; they are then of one
             architecture.
 
@@ -102,7 +102,7 @@ def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States)
     """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
 
     Args:
-        parts: each part's rows and results; those of a stack follow one another.
+        parts: each part's rows and results; rows of a stack follow one another.
     """
     if not isinstance(starts, list):
         results = [part for _, part in parts]

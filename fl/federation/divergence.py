@@ -1,4 +1,4 @@
-"""Clients that diverge are dropped from the round, so that the run goes on without them; a server that does ends it."""
+"""Clients that diverge are dropped from the round, and the run continues; a server that diverges ends it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def drop_failed(
     """Give clients whose loss or weights are no longer finite their start back, and the size 0.
 
     Numbers that are huge and still finite are no failure. A warning names the clients and the round. Waits for the
-    device, once in a round in which nobody fails.
+    device, once in a round without failures.
 
     Args:
         loss: of each client [K].

@@ -27,7 +27,8 @@ class LastValue:
     """
 
     def __init__(self) -> None:
-        self._source: tuple[list, list, Any] | None = None  # not just ids: that of a tensor that is gone is used again
+        # Not just ids: the id of a tensor that is gone is used again.
+        self._source: tuple[list, list, Any] | None = None
         self._value: Any = None
 
     def of(self, source: Any) -> Any:

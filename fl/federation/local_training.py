@@ -77,7 +77,7 @@ class LocalTraining:
         return min(self.batch_size, parts.largest)
 
     def samples_of_epoch(self, samples: int, parts: Parts) -> int:
-        """Return how many samples a client with so many passes through its model in an epoch."""
+        """Count the samples that pass through the model in a client's epoch."""
         return samples if self.last_batch == "partial" else count_filled(samples, self.size_of_batches(parts))
 
     def check(self, data: Dataset) -> None:
@@ -126,5 +126,5 @@ class LocalObjective(NamedTuple):
     per_sample: Tensor | None = None
 
     def select(self, rows: Sequence[int], stacked: bool = False) -> "LocalObjective":
-        """That of some of the clients, by their positions in the cohort; see `fl.federation.cohort.select`."""
+        """Return the objective of clients at some positions, see `fl.federation.cohort.select`."""
         return self._replace(context=select(self.context, rows, stacked))

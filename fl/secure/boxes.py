@@ -13,9 +13,9 @@ SERVER = 2**32 - 1
 _HEADER = Struct(">16sIIII")
 _SEALED = Struct(">16sI16s")
 SEALED_EXTRA = _SEALED.size + 48
-"""How many bytes a sealed piece has more than the longest piece: its header, and those of the sealed box."""
+"""How many bytes a sealed piece has more than the longest piece: its header and the sealed box."""
 LOCKED_EXTRA = 4 + 40 + _HEADER.size
-"""How many bytes a locked message has more than its body: the sender's address, those of the box, and its header."""
+"""How many bytes a locked message has more than its body: the sender's address, the box, and its header."""
 
 
 def require() -> Any:
@@ -44,7 +44,7 @@ class Sealed(NamedTuple):
     """The content of a sealed piece, which only the server can read.
 
     Attributes:
-        tag: 16 random bytes, so that a doubled piece is recognised although nobody knows whose it was.
+        tag: 16 random bytes, so that a doubled piece is recognised although no one knows whose it was.
         payload: the piece, padded with zeros to the longest piece's length.
     """
 
@@ -58,11 +58,11 @@ class Keys:
     """A key pair: X25519, with XSalsa20-Poly1305 for the boxes.
 
     Args:
-        secret: that of an earlier pair; None: a fresh one.
+        secret: of an earlier pair; None: a fresh one.
 
     Attributes:
-        public: 32 bytes that everybody may know.
-        secret: 32 bytes that nobody else may know.
+        public: 32 bytes that anyone may know.
+        secret: 32 bytes that no one else may know.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -77,7 +77,7 @@ class Keys:
         return self._boxes[public]
 
     def lock(self, message: Message, public: bytes) -> bytes:
-        """Return a frame that nobody but the two ends can read or make: the sender's address and a box."""
+        """Return a frame that only the two ends can read or make: an address and a box."""
         import nacl.exceptions
 
         try:

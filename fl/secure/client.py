@@ -29,7 +29,7 @@ class Client:
 
     Args:
         address: its number, below SERVER.
-        pieces: its trained model in two or more pieces, each as long as everybody else's.
+        pieces: its trained model in two or more pieces, each as long as every other client's.
         server: the server's public key.
         repeats: how often the stages are repeated before it uploads.
         choices: the source of its choices; None: the operating system. Simulations give a seeded one.
@@ -69,7 +69,7 @@ class Client:
         """Do what a phase asks for.
 
         Args:
-            frames: for phase 1, with which every attempt begins, that of the server; otherwise those that other clients
+            frames: for phase 1, with which every attempt begins, the server's; otherwise the frames that other clients
                 sent in the phase before.
 
         Raises:

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
             exactly these clients, if they were honest. Empty if fewer than two were left, or a client was lost in the
             upload.
         excluded: the other clients, and why each is missing.
-        sent: the bytes that went from one party to another, by (sender, recipient), one of which may be SERVER.
+        sent: the bytes that went from one party to another, by (sender, recipient); one of the two may be SERVER.
         seconds: how long it took.
     """
 

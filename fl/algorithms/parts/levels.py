@@ -129,7 +129,7 @@ class PersonalLevel(LevelType):
         return self.fed.client_states(model)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """Nothing: a participant goes on with its own model."""
+        """Return nothing: a participant continues with its own model."""
         return {}
 
     def upload(self, update: ClientUpdate) -> ClientUpdate:

@@ -118,9 +118,9 @@ def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], R
     """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
-    CPU). Batches are sampled separately from the rounds'. The learning rate is that of the last round: that of the
-    next one may lie past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The
-    time of adapting counts as evaluation, not as part of a round.
+    CPU). Batches are sampled separately from the rounds'. The learning rate is the last round's: the next round may lie
+    past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The time of adapting
+    counts as evaluation, not as part of a round.
 
     Args:
         adapt: (the models [K, ...] that clients are given, the clients, rng) -> what they make of them.

@@ -40,7 +40,8 @@ def split(fed: Federation, private: Collection[str]) -> Algorithm:
 
     def aggregate(server, clients, update, rng):
         mean = dict(server["global"])
-        for models in filter(None, (update.received, update.client_states)):  # apart: a server does not know the latter
+        # One after the other: a server does not know the clients' parts.
+        for models in filter(None, (update.received, update.client_states)):
             known = {name: server["global"][name] for name in models}  # if no update has arrived
             mean |= fed.average(models, update.sizes, fallback=known)
         return {"global": mean}

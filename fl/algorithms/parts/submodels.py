@@ -82,9 +82,9 @@ def submodel_algorithm(
 def with_own_tensors(fed: Federation, plans: Sequence[Plan], own_names: Sequence[Collection[str]]) -> Algorithm:
     """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
 
-    The server keeps these in its part "own", as "1:head.weight" for that of architecture 1, and averages them over the
-    clients of the architecture. Other tensors are averaged, element by element, over the clients that hold the element.
-    Those of the architecture that is the global model are the global model's. If no client has it, the global model
+    The server keeps these in its part "own", as "1:head.weight" for architecture 1, and averages them over the clients
+    of the architecture. Other tensors are averaged, element by element, over the clients that hold the element. The own
+    tensors of the architecture that is the global model are the global model's. If no client has it, the global model
     gets what all clients together would make of its tensors, so that there is a model to deploy.
 
     Args:

@@ -21,9 +21,9 @@ from fl.settings.command_line import parse
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
 
-Without --only: deal the data set out into a folder for each node, start a SuperLink and SuperNodes on this machine,
-with TLS and node authentication, train, and stop them. The run folder is the same as that of `run`. All flags of `run`
-can be given as well; those of the data say what the nodes get.
+Without --only: partition the data set into a folder for each node, start a SuperLink and SuperNodes on this machine,
+with TLS and node authentication, train, and stop them. The run folder is the same as with `run`. All flags of `run` can
+be given as well; the flags of the data say what the nodes get.
 """
 
 

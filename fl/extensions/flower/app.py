@@ -39,7 +39,7 @@ class RunSettings:
     flags: str = ""
     """the settings of training, as on the command line of `run`"""
     folder: str = "runs/flower"
-    """the run folder, on the server; a run that is in it already goes on"""
+    """the run folder, on the server; a run that is in it already is resumed"""
     data: str = "data"
     """the folder with the data folders of server and nodes, for machines that have no other"""
     server_data: str = ""

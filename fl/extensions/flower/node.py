@@ -139,7 +139,7 @@ class Node:
             client = Client.load(saved)
         except (ValueError, KeyError, TypeError):
             raise InvalidMessage("what it kept for this exchange is damaged") from None
-        self._store.drop_exchange()  # whoever cannot go on is left out, and needs it no more
+        self._store.drop_exchange()  # a client that cannot continue is left out, and needs it no more
         envelopes = client.step(header["phase"], as_frames(request.tensors))
         if not client.finished:
             self._store.keep_exchange(client.dump())

@@ -310,8 +310,9 @@ class Remote:
         return NodeMessage({**header, "keeps": keeps, "levels": digests}, {**start, **sent})
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
-        """Return the digests of a client's models on finished levels, "" for none, and those of the models that its
-        node has not got yet.
+        """Return the digests of a client's models on finished levels, and the new models.
+
+        The digest is "" for no model. Models are new that its node has not got yet.
         """
         digests, tensors = [], {}
         for number, level in enumerate(levels):
@@ -420,7 +421,10 @@ def _sound(value: Any) -> bool:
 
 
 def _digest(state: State, seen: dict) -> str:
-    """Of the names and numbers of a model. `seen` remembers those of one round, in which nothing changes."""
+    """Return a digest of a model's names and numbers.
+
+    `seen` remembers the digests of one round, in which nothing changes.
+    """
     key = tuple((tensor.data_ptr(), tuple(tensor.shape)) for tensor in state.values())
     if key not in seen:
         seen[key] = sha256_of(state)

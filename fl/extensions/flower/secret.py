@@ -64,7 +64,7 @@ class SecretExchange:
         left, did = len(outcome.models) or interrupted, "took part in secure recombination to its end"
         remote.nodes.require_quorum(left, len(clients), did, rng.round, outcome.reasons)
         new = recombine_received(update, self._starts, clients, self._step.pieces, outcome, rng.round)
-        # whose piece is infinite or not a number nobody knows: the model that it is in is not used
+        # It is not known whose piece is infinite or not a number: the model that contains it is not used.
         fine = finite_rows(new.states, self._starts).tolist()
         states = restore(new.states, self._starts, fine)
         sizes = tuple(size if ok else 0 for size, ok in zip(new.sizes, fine))

@@ -18,7 +18,7 @@ def hetlora(fed: Federation) -> Algorithm:
     """Fill adapters up with zeros to the largest rank, and average A and B by the norms of clients' products.
 
     A client gets the first rows of A and columns of B. In the mean of an adapter it counts by the Frobenius norm of its
-    product B A there; in that of what is trained whole, by its samples.
+    product B A there; in the mean of tensors that are trained whole, by its samples.
 
     Raises:
         FLError: for a model without adapters.
