@@ -12,7 +12,7 @@ from fl.base.plugins import files_of, find, import_file, kind, list_installed, l
 
 
 class Methods(MutableMapping[str, Method]):
-    """Methods by name, of files and of packages; a file is imported when somebody asks for its method.
+    """Methods by name, of files and of packages; files are imported on request.
 
     They are listed in the order of `KINDS`; then come those that were added.
     """
@@ -29,7 +29,10 @@ class Methods(MutableMapping[str, Method]):
         return [name for name in self._methods if name not in self._ours]
 
     def __getitem__(self, name: str) -> Method:
-        """Return a method; KeyError if there is none of this name. FLError for a file that cannot be imported."""
+        """Return a method; KeyError for an unknown name.
+
+        FLError for a file that cannot be imported.
+        """
         if name in self._files:
             self._load(name)
         elif name not in self._methods and self._packages and name in list_installed("algorithms"):
@@ -76,7 +79,7 @@ class Methods(MutableMapping[str, Method]):
 
 
 class _Options(Mapping[str, Any]):
-    """The defaults of methods' options, by the methods' names; None for a method without options."""
+    """The defaults of methods' options, by name; None for a method without options."""
 
     def __getitem__(self, name: str) -> Any:
         return getattr(ALGORITHMS[name], "options", None)
@@ -89,7 +92,7 @@ class _Options(Mapping[str, Any]):
 
 
 def _check(value: Any, name: str = "") -> Method:
-    """Return what a package or a module has if it is a method, of this name if one is given."""
+    """Return the value if it is a method, of this name if one is given."""
     if not isinstance(value, Method):
         raise FLError(f"is {kind(value)}, not a Method")
     if name not in ("", value.name):
@@ -108,7 +111,7 @@ SOURCES: dict[str, str] = {}
 
 
 def import_method(path: str) -> Method:
-    """Import a method by its import path, `module:METHOD`, without adding it to `ALGORITHMS`.
+    """Import a method by its path, `module:METHOD`, without adding it to `ALGORITHMS`.
 
     Raises:
         FLError: for a path of no method, or of one with the name of another method.
@@ -128,7 +131,7 @@ def import_method(path: str) -> Method:
 
 
 def register(path: str, method: Method) -> None:
-    """Add a method with the import path that it was given by, unless it is one of a file or of a package."""
+    """Add a method with its import path, unless a file or a package has it."""
     if method.name in ALGORITHMS.added or method.name not in ALGORITHMS:
         ALGORITHMS[method.name], SOURCES[method.name] = method, path
 

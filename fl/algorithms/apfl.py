@@ -76,7 +76,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
 
 class Mixture(nn.Module):
-    """The model that is shared, beside it the client's own, and the share of that in their mixture.
+    """The shared model, the client's own model, and the own model's share (alpha).
 
     Its output is the logits of the shared model and the logits of the mixture.
     """
@@ -114,7 +114,7 @@ class Mixture(nn.Module):
 
 
 def mix(loss: Loss) -> Objective:
-    """Return the loss of the shared model; the gradient adds the mixture's, with respect to the rest."""
+    """Return the shared model's loss; the gradient adds the mixture's for the rest."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch
@@ -125,7 +125,9 @@ def mix(loss: Loss) -> Objective:
 
 
 class TwoModelOptimizer(NamedTuple):
-    """The optimizer of a `Mixture`: one for each model; and once a round a step of alpha, if it is adaptive.
+    """The optimizer of a `Mixture`: one for each model, and one for an adaptive alpha.
+
+    Alpha takes a step once a round.
 
     Attributes:
         lr: the learning rate of all.
@@ -137,13 +139,16 @@ class TwoModelOptimizer(NamedTuple):
     adaptive: bool
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """Return the initial optimizer state: both models' states and the number of the step."""
+        """Return the initial optimizer state: both models' and the number of the step."""
         of_models = (self.inner.memory(half) for half in self._models(params))
         entries = {f"{i}.{name}": tensors for i, memory in enumerate(of_models) for name, tensors in memory.items()}
         return {**entries, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
+        """Take a step, see `fl.engine.SGD.step`.
+
+        The count stays on the device, so that every step is the same.
+        """
         for i, (half, slopes) in enumerate(zip(self._models(params), self._models(gradients))):
             entries = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
             self.inner._replace(lr=self.lr).step(half, entries, slopes, lead)

@@ -73,7 +73,7 @@ def clusamp(fed: Federation) -> Algorithm:
 
 
 def similarity_tree(gradients: Stack) -> np.ndarray:
-    """Ward's hierarchical clustering of n gradients by the angles between them: merges [n - 1, 2].
+    """Cluster n gradients by their angles with Ward's method: merges [n - 1, 2].
 
     Row i merges two nodes into node n + i; the nodes below n are the gradients.
 
@@ -146,7 +146,7 @@ def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
 
 
 def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """Sample one client from each distribution, independently: K clients, perhaps with repetitions."""
+    """Sample one client from each distribution: K clients, perhaps with repetitions."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
 

@@ -56,7 +56,7 @@ def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def mutual(loss: Loss) -> Objective:
-    """Return the sum of the exits' losses, and context["distil"] times what each learns from the others.
+    """Return the exits' summed losses + context["distil"] times their distances.
 
     Cached, because a new function would force a new graph capture.
     """

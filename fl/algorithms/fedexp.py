@@ -65,9 +65,10 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
 
 
 def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: State, eps: float) -> float:
-    """eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||mean D||^2 + eps))), the paper's equation for the server's step.
+    """Return the server's step, the paper's eta_g.
 
-    Waits for the device. Where the ratio overflows, or is 0 / 0, the step is 1.
+    eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||mean D||^2 + eps))). Waits for the device. Where the ratio overflows, or
+    is 0 / 0, the step is 1.
 
     Args:
         start: what the K clients started from; the norms are taken over its tensors.

@@ -160,7 +160,10 @@ def distilling(weight: str, bias: str | None) -> Objective:
 
 
 def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> State:
-    """Return a generator with torch's initial weights; "seen" are the labels that it has been trained for: none yet."""
+    """Return a generator with torch's initial weights.
+
+    "seen" are the labels that it has been trained for: none yet.
+    """
     numbers = Rng(0).torch("fedgen")
     generator = {}
     for name, rows, columns in (("fc1", hidden, noise + classes), ("fc2", latent, hidden)):
@@ -178,10 +181,10 @@ def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> Sta
 
 
 def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
-    """Return latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
+    """Return latents [B, L] from noise [B, Z] and labels [B].
 
-    In training the norm uses the statistics of the batch and updates the running ones in place; otherwise it uses the
-    running ones.
+    The layers are linear, batch norm, ReLU, linear. In training the norm uses the statistics of the batch and updates
+    the running ones in place; otherwise it uses the running ones.
     """
     inputs = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
     hidden = F.linear(inputs, generator["fc1.weight"], generator["fc1.bias"])
@@ -201,7 +204,7 @@ def train_generator(
     labels: Tensor,
     diversity: float,
 ) -> tuple[State, Memory]:
-    """Return the generator and the optimizer's memory after S steps; the arguments do not change.
+    """Return the generator and the optimizer's memory after S steps, as new objects.
 
     Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
     diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
@@ -234,7 +237,10 @@ def _moments(memory: Memory) -> dict[str, State]:
 
 
 def _draw(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
+    """Sample noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU.
+
+    Labels are as frequent as in `counts` [C].
+    """
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)
     pool = torch.arange(len(counts)).repeat_interleave(counts)  # only labels that some client has
@@ -242,7 +248,7 @@ def _draw(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Ten
 
 
 def _head(fed: Federation) -> tuple[str, str | None]:
-    """Return the names of weight and bias of the linear layer that makes the model's logits."""
+    """Return the names of weight and bias of the layer that makes the logits."""
     last = layers(fed.model)[-1]
     module, known = fed.model.get_submodule(last.name), dict(fed.model.named_parameters())
     names = [f"{last.name}.{name}".removeprefix(".") for name in ("weight", "bias")][: len(last.tensors)]
@@ -259,7 +265,7 @@ def _head(fed: Federation) -> tuple[str, str | None]:
 
 @torch.no_grad()
 def _ends(fed: Federation, module: nn.Linear) -> bool:
-    """Return whether the model's output for images is this layer's, of one vector an image."""
+    """Return whether the model's output is this layer's, of one vector an image."""
     seen = []
     hook = module.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0]))
     try:

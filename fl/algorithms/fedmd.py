@@ -101,7 +101,7 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
     rows_on_device = upload(rows, fed.data.device)
 
     def digest(states: States, consensus: State, clients: Sequence[int], rng: Rng) -> States:
-        """Return the models after they have learned the consensus; in the first round there is none."""
+        """Return the models after they have learned the consensus, if there is one."""
         if not (round := int(consensus["round"][0])):
             return states
         index = samples_of(rng.seed, round)
@@ -122,7 +122,10 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
 
 
 def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
-    """Return a random share of all training samples, and the clients' other samples: at least one each."""
+    """Return a random share of all training samples, and the clients' others.
+
+    Each client keeps at least one.
+    """
     number = round(share * len(fed.clients.train.samples))
     first = fed.clients.train.offsets[:-1]  # the first sample of each client stays with it
     free = torch.ones(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, first, False).nonzero().flatten()
@@ -140,7 +143,10 @@ def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
 
 
 def towards(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-    """Return the mean absolute distance between the model's logits and the context's, in the rows of the batch."""
+    """Return the mean absolute distance of the logits from the context's.
+
+    Only the context's rows of the batch count.
+    """
     x, _, rows = batch
     return (call(params, x) - context["logits"][rows]).abs().mean()
 

@@ -72,9 +72,10 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 
 
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
-    """Return the signs of n layers in k mutants: [n, k], half of each row 1, the other half beta - 1, in random order.
+    """Return the signs of n layers in k mutants, [n, k].
 
-    With beta 0 each row sums to zero. Of an odd number of mutants the last has no partner and does not move: 0.
+    Half of each row is 1, the other half beta - 1, in random order. With beta 0 each row sums to zero. Of an odd number
+    of mutants the last has no partner and does not move: 0.
 
     >>> signs(2, 5, 0.25, torch.Generator().manual_seed(0)).sort(1).values[0].tolist()
     [-0.75, -0.75, 0.0, 1.0, 1.0]

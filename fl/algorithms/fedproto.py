@@ -128,7 +128,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
 
 
 class WithRepresentation(nn.Module):
-    """The model; its output is each sample's logits, then its representation: [..., classes + width]."""
+    """The model with output [..., classes + width]: logits, then the representation."""
 
     def __init__(self, model: nn.Module, head: str) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class WithRepresentation(nn.Module):
 
 
 def pull_to_prototypes(loss: Loss, lam: float) -> Objective:
-    """Return the loss + lam times the mean square distance of representations from their prototypes.
+    """Return the loss + lam times the mean square distance from the prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
     """

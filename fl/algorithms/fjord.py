@@ -99,7 +99,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
 
 def without(tensors: State, levels: WidthLevels, largest: Tensor | int) -> State:
-    """Return the tensors that read channels, with 0 for channels above the largest level."""
+    """Return tensors that read channels, with 0 in channels above the largest level."""
     result = {}
     for name, axes in levels.items():
         result[name] = tensors[name]
@@ -110,7 +110,7 @@ def without(tensors: State, levels: WidthLevels, largest: Tensor | int) -> State
 
 
 def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
-    """Return where the models of widths below 1 lie in the global one, the narrowest first.
+    """Return where models of widths below 1 lie in the global one, narrowest first.
 
     Checked to predict the same.
     """

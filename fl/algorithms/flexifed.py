@@ -68,7 +68,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:
-    """Return the first honest client with the global model's architecture, or the first of all."""
+    """Return the first honest client with the global architecture, or the first."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
     for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:
@@ -124,7 +124,7 @@ def _signatures(model: nn.Module) -> list[Signature]:
 
 
 def _shared_layers(paths: Sequence[list[Signature]]):
-    """Yield the leading layers that all paths have in common; all layers, if there is only one path."""
+    """Yield the leading layers that all paths share; all layers of a single path."""
     for position in zip(*paths):
         if len(set(position)) > 1:
             return

@@ -87,9 +87,9 @@ def heterofl(
 
 
 def plan_held_rows(model: nn.Module, held: torch.Tensor) -> Plan:
-    """Return the plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
+    """Return the plan within a model without the rows of classes that are not held.
 
-    These are rows of the classifier and of token embeddings.
+    The classes of text are tokens. These are rows of the classifier and of token embeddings.
 
     Args:
         held: bool [classes].

@@ -139,7 +139,7 @@ def _last_blocks(model: nn.Module, known: Sequence[Section], depth: Mapping[str,
 
 
 def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
-    """Return the global model's tensors in the layers that are registered after the last block."""
+    """Return the global model's tensors in layers registered after the last block."""
     blocks = tuple(f"{block}." for section in known for block in section.blocks)
     names = [name for layer in layers(model) for name in layer.tensors]
     last = max((i for i, name in enumerate(names) if name.startswith(blocks)), default=len(names))

@@ -26,7 +26,9 @@ _TAKES = {
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method. To add one, add a file to this folder that calls it METHOD, or give its import path.
+    """A federated method, with its options and capabilities.
+
+    To add one, add a file to this folder that calls it METHOD, or give its import path.
 
     Attributes:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
@@ -100,7 +102,7 @@ class Method:
         return self.make.__name__
 
     def __call__(self, fed: Federation, options: Any = None) -> Algorithm:
-        """Make the algorithm, with these options or with the defaults; raises FLError as `check` does."""
+        """Make the algorithm, with options or defaults; raises FLError as `check` does."""
         options = self.options if options is None else options
         self.check(fed, options)
         unnamed = self.make(fed) if self.options is None else self.make(fed, options)
@@ -113,12 +115,12 @@ class Method:
 
     @property
     def all_lacks(self) -> frozenset[str]:
-        """The capabilities that it lacks, with those that all methods with such clients lack."""
+        """The capabilities that it lacks, or that every method with such clients lacks."""
         lacking = LACKING[self.clients].union(self.lacks, () if self.mean_only else {"mean_only"})
         return lacking - {"architectures"} if self.own_architectures else lacking | {"own_architectures"}
 
     def check(self, fed: Federation, options: Any = None) -> None:
-        """Raise FLError if the federation asks for what the method lacks, or an option is out of its limits."""
+        """Raise FLError for a need that the method lacks, or an option out of limits."""
         self.refuse(fed.needs())
         if options is not None:
             if not isinstance(options, type(self.options)):
@@ -126,5 +128,5 @@ class Method:
             check_values(options, self.name)
 
     def refuse(self, needs: Mapping[str, str]) -> None:
-        """Raise FLError if something is needed that the method lacks, see `Algorithm.check`."""
+        """Raise FLError if the method lacks something needed, see `Algorithm.check`."""
         capabilities.check(self.name, self.all_lacks, needs)

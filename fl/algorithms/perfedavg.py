@@ -81,7 +81,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
 
 
 class WithPhase(nn.Module):
-    """The model, and beside it a number that says which of a step's two gradients is taken: 0 for the first."""
+    """The model, and a number: 0 if a step takes the first of its two gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -94,7 +94,10 @@ class WithPhase(nn.Module):
 
 
 def by_halves(loss: Loss) -> Objective:
-    """Return the loss of a `WithPhase` over the first or the second half of the batch; its number has gradient 0."""
+    """Return the loss of a `WithPhase` over the first or the second half of a batch.
+
+    Its number has gradient 0.
+    """
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

@@ -15,7 +15,7 @@ Server: TypeAlias = dict[str, State | Stack]
 
 
 def check_server(server: Server) -> Server:
-    """Return the server; FLError if it has no part "global", or if a part is not a dict of tensors."""
+    """Return the server; FLError without "global", or for parts that are no states."""
     for name, part in {"global": None, **server}.items():
         if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
             raise FLError(
@@ -27,7 +27,7 @@ def check_server(server: Server) -> Server:
 
 
 def check_aggregated(method: str, server: Any, metrics: Any, before: Server) -> None:
-    """Raise FLError for a result of `aggregate` that is no server, or that has another global model than before.
+    """Raise FLError if `aggregate` returns no server, or an unlike global model.
 
     The global model keeps its names, shapes and dtypes. Other parts may change: FeMAM's server gets levels.
 

@@ -77,7 +77,7 @@ class Ranks:
         return words
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what each rank gives, in their order: any tensors in dicts, lists and tuples, or none.
+        """Return what each rank gives, in order: tensors in dicts, lists and tuples.
 
         What others give arrives on the device of this rank.
 
@@ -128,7 +128,7 @@ class Ranks:
 
 
 def deal(work: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the rows of a cohort that each rank trains: the largest first, each to the rank with the least work.
+    """Deal a cohort's rows to ranks: the largest first, to the least busy rank.
 
     The result is the same on all ranks. No rank has more than 4/3 of the work that the best way to deal would give it
     (Graham, "Bounds on multiprocessing timing anomalies", 1969). With fewer rows than ranks, some ranks have none.
@@ -164,12 +164,12 @@ _store: Any = None
 
 
 def current() -> Ranks:
-    """Return the ranks of this process; a single one if it was not started as one of several."""
+    """Return the ranks of this process: one, or the several of its simulation."""
     return _current
 
 
 def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun (or something like it) has started this process as one of several.
+    """Return whether torchrun or a similar tool started this as one of several.
 
     >>> is_one_of_several({"WORLD_SIZE": "2"})
     False
@@ -184,10 +184,10 @@ def is_joined() -> bool:
 
 @contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """Within it, this process is one of several, if it was started as one. Only rank 0 prints and reports errors.
+    """Join the other processes in the block, if this was started as one of several.
 
-    It may lie within another. All ranks end with the first that fails: rank 0 says which one that was, and why. One
-    that dies without a word is in torchrun's report.
+    Only rank 0 prints and reports errors. The block may lie within another. All ranks end with the first that fails:
+    rank 0 says which one that was, and why. One that dies without a word is in torchrun's report.
 
     Raises:
         FLError: on rank 0, for what went wrong on any of the ranks.

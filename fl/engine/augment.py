@@ -74,7 +74,7 @@ class Augment(NamedTuple):
         return torch.stack(torch.broadcast_tensors(first, 1 - 2 * flipped), -1)
 
     def cut(self, images: Tensor, places: Tensor, border: int = 0) -> Tensor:
-        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 2].
+        """Return images [*leading, B, C, H, W], cut out at places [*leading, B, 2].
 
         Args:
             border: the value of what is put around them.

@@ -17,7 +17,7 @@ LAST_BATCHES = ("filled", "partial")
 
 
 def count_filled(samples: int, size: int) -> int:
-    """Return how many samples one epoch passes through the model where its last batch is filled up.
+    """Return the number of samples of an epoch with its last batch filled up.
 
     >>> count_filled(20, 10), count_filled(21, 10)
     (20, 30)
@@ -95,7 +95,7 @@ def make_batches(
     last: str = "filled",
     limits: Sequence[int] | None = None,
 ) -> Batches:
-    """Return batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
+    """Return batches of exactly `size`, in a fresh permutation each epoch.
 
     The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
     fewer than `size` samples. These samples count once more, unless the last batch is to be partial: then each sample

@@ -15,7 +15,7 @@ _CONSTANTS = "constants"  # the attribute of a module that has their names
 
 
 def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
-    """Make the frozen parameters of a model constants, in place: buffers that are in no state.
+    """Make a model's frozen parameters constants, in place: buffers in no state.
 
     Args:
         but: ids of parameters that stay frozen parameters, which states have.
@@ -38,7 +38,7 @@ def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
 
 
 def constants(model: nn.Module) -> dict[int, Tensor]:
-    """Return the constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
+    """Return the constants of a model by their ids, as copy.deepcopy's memo."""
     tensors = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
     return {id(tensor): tensor for tensor in tensors}
 

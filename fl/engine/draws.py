@@ -76,7 +76,9 @@ class Draws:
         return self.several(1, shape).squeeze(self.key.ndim)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.
+        """Return normal float32 with mean 0 and variance 1 (Box and Muller 1958).
+
+        None is larger than 5.8.
 
         Logarithm and cosine differ in their last bits between devices: unlike all other numbers here, these are the
         same on two devices only up to rounding.
@@ -94,8 +96,9 @@ class Draws:
 
 
 def _mix(h: Tensor) -> Tensor:
-    """Return a bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in
-    place.
+    """Mix 32 bits in place: a bijection in which every bit depends on all.
+
+    It is Wellons' lowbias32 of xor, shift and multiply.
 
     Products wrap; the masks make shifts of negative numbers equal to shifts of unsigned ones.
     """
@@ -108,7 +111,9 @@ def _mix(h: Tensor) -> Tensor:
 
 
 class Drawing(TorchFunctionMode):
-    """Within it, all random numbers of a model come from `draws`, not from torch's global generator.
+    """Take all random numbers of a model in the block from `draws`.
+
+    Torch's global generator stays as it is.
 
     This covers dropout of every kind, also within attention, torch.rand, randn, randint, rand_like and randn_like, and
     tensors' bernoulli_, uniform_ and normal_.
@@ -156,8 +161,9 @@ class NoDraws(Watch):
 
 
 def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether a random operation is none of fused attention without dropout, which torch tags as random as
-    well.
+    """Return whether an operation that torch tags as random is random.
+
+    It tags fused attention, also without dropout.
     """
     arguments = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
     arguments |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
@@ -165,8 +171,9 @@ def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:
-    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch allows
-    it, a single sample.
+    """Drop single entries (None), or whole channels of `dims` dimensions.
+
+    Where torch allows it, the batch may be a single sample.
     """
 
     def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -194,7 +201,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`; with dropout in plain products, since fused kernels draw on their own."""
+    """Attend as `F.scaled_dot_product_attention`; with dropout in plain products.
+
+    Fused kernels take their random numbers from elsewhere.
+    """
     if dropout_p == 0:
         more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
@@ -214,14 +224,17 @@ def _attention(
 
 
 def _multi_head(draws: Draws, *args: Any, **kwargs: Any) -> Any:
-    """Call `F.multi_head_attention_forward` with its random numbers from `draws`; `nn.MultiheadAttention` uses it."""
+    """Call `F.multi_head_attention_forward` with random numbers from `draws`.
+
+    `nn.MultiheadAttention` calls that function.
+    """
     attention = partial(_attention, draws)
     inside: dict[Any, Any] = {F.dropout: partial(_dropout(None), draws), F.scaled_dot_product_attention: attention}
     return calling(F.multi_head_attention_forward, inside)(*args, **kwargs)
 
 
 def _uniform(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Random numbers in [0, 1) that stay below 1 in a shorter dtype: they are rounded down, not to the nearest."""
+    """Round numbers in [0, 1) down to a shorter dtype, so that they stay below 1."""
     step = max(torch.finfo(dtype).eps / 2, 2**-24)
     return ((draws.uniform(shape) / step).floor() * step).to(dtype)
 
@@ -231,7 +244,7 @@ def _normal(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _new(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
-    """`torch.rand` and similar functions: a new tensor whose size is one argument or several."""
+    """Make a tensor as `torch.rand` does; its size is one argument or several."""
 
     def new(
         draws: Draws,

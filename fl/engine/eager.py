@@ -55,14 +55,14 @@ class Replica:
         self.positions: dict = {}  # see `Draws`
 
     def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
-        """Put the k-th client's start in place, and yield what `step` takes for each of its steps."""
+        """Put the k-th client's start in place, and yield the arguments of each `step`."""
         context = self.load(k)
         for s in range(self.job.batches.steps[k]):
             yield self.job.batches.client_step(k, s), context
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
-        """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
+        """Put the k-th client's start in place, clear the memory, return its context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
         foreach_zero_([self.total, *(t for tensors in self.memory.values() for t in tensors)])
@@ -91,7 +91,7 @@ class Replica:
         return loss.detach()
 
     def look_ahead(self, batch: Batch, key: Tensor, context: Any) -> None:
-        """Replace the gradients by those at the point to which the ascent leads; buffers stay as they are now."""
+        """Replace the gradients by the ones where the ascent leads; buffers stay."""
         used = {name: p for name, p in self.params.items() if p.grad is not None}
         with torch.no_grad():
             tensors = dict((*used.items(), *self.model.named_buffers()))
@@ -115,13 +115,16 @@ class Replica:
         torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
 
     def _state(self) -> State:
-        """Return the tensors in place now (a model may put new buffers in place of old ones)."""
+        """Return the tensors that are in place now.
+
+        A model may put new buffers in place of old ones.
+        """
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {name: tensors[name] for name in self.starts}
 
 
 def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    """Copy each of the values to its place, with one launch for all tensors of the same dtype."""
+    """Copy values to their places, with one launch for all tensors of a dtype."""
     alike: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values):
         pair = alike.setdefault((place.dtype, value.dtype), ([], []))
@@ -146,7 +149,7 @@ def loop(groups: Sequence[Group]) -> list[Results]:
 
 
 def workers(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
+    """Train all groups in as many threads as torch may use. See `fl.engine.train`."""
     results = [Results.empty(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()

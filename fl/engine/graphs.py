@@ -37,7 +37,7 @@ Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 
 
 class Slot(Replica):
-    """A replica whose step reads its inputs from fixed places, so that it can be replayed.
+    """A replica whose step reads its inputs from fixed places, to be replayed.
 
     The step itself counts which step comes next, so replaying it is all there is to do.
     """
@@ -92,7 +92,7 @@ class Slot(Replica):
 
 
 class Program:
-    """The captures of one architecture, a slot for each stream: the same step in all of them."""
+    """The captures of one architecture: the same step, in a slot for each stream."""
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}
@@ -151,14 +151,15 @@ _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def is_in_vain(models: Iterable[nn.Module]) -> bool:
-    """Return whether one of the models was captured over and over, so that graphs spare nothing."""
+    """Return whether a model was captured so often that graphs spare nothing."""
     return any(_KEPT[model].made >= _TOO_MANY for model in models if model in _KEPT)
 
 
 def may_starve(group: Group) -> bool:
-    """Return whether kernels of several streams may wait for each other for ever, which a short trial need not show.
+    """Return whether kernels of several streams may wait for each other for ever.
 
-    The kernels of cuDNN's batch norm for channels last keep the whole device busy until all their blocks have met.
+    A short trial need not show it. The kernels of cuDNN's batch norm for channels last keep the whole device busy until
+    all their blocks have met.
     """
     job, _, _ = group
     norms = nn.modules.batchnorm._BatchNorm
@@ -166,7 +167,7 @@ def may_starve(group: Group) -> bool:
 
 
 def _meaning(group: Group) -> tuple:
-    """Return everything that a capture contains: two groups for which it is the same share their graphs."""
+    """Return all that a capture contains: groups with the same share their graphs."""
     job, starts, context = group
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
@@ -176,7 +177,10 @@ def _meaning(group: Group) -> tuple:
 
 
 class _Same:
-    """An object by its identity, without keeping it; once it is gone, no other one is taken for it."""
+    """An object by its identity, without keeping it.
+
+    Once it is gone, no other object is taken for it.
+    """
 
     def __init__(self, value: Any) -> None:
         self.id = id(value)
@@ -193,8 +197,9 @@ class _Same:
 
 
 def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Return what a step may read of a model, or of an object in it, apart from parameters' and buffers' values:
-    something hashable that is equal as long as none of it changes.
+    """Return what a step may read of a model, apart from the values of its tensors.
+
+    It is hashable, and equal as long as none of this changes. The value may also be an object within the model.
 
     Args:
         seen: the number of each object so far, by identity, since they may contain one another; and the object, so that
@@ -228,7 +233,7 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
+    """Train all groups, a client on each stream at a time. See `fl.engine.train`."""
     device = groups[0][0].device
     current = torch.cuda.current_stream(device)
     clients = sum(len(job.batches.steps) for job, _, _ in groups)
@@ -248,7 +253,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
 
 
 def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
-    """Give every place the next client when its last one has finished; their steps take turns."""
+    """Give every place the next client when one has finished; steps take turns."""
     results = [Results.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
@@ -290,7 +295,7 @@ _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """Return the device's first streams, always the same ones, since slots stay on theirs."""
+    """Return the device's first streams, always the same: slots stay on theirs."""
     streams = _POOL.setdefault(device, [])
     streams += [torch.cuda.Stream(device) for _ in range(count - len(streams))]
     return streams[:count]
@@ -318,7 +323,7 @@ def _never_waiting() -> Iterator[None]:
 
 
 def _capture(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
-    """Return a function that replays the step; its inputs and outputs stay where they are."""
+    """Return a function that replays the step; its inputs and outputs stay in place."""
     for _ in range(warm_up - 1):
         step()
     # After a failed capture torch 2.11 never gives some memory back. Most captures fail because the step waits for the

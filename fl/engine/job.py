@@ -66,7 +66,10 @@ class Job:
         return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
-        """Return the objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
+        """Return the objective of a client on a batch, with random numbers from `draws`.
+
+        `draws` is None if none are needed.
+        """
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
@@ -95,6 +98,9 @@ class Results(NamedTuple):
 
 
 def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(group, client) of all clients, those with most steps first, so that no long one runs alone at the end."""
+    """Return (group, client) of all clients, the longest first.
+
+    No long one then runs alone at the end.
+    """
     every = [(g, k) for g, (job, _, _) in enumerate(groups) for k in range(len(job.batches.steps))]
     return sorted(every, key=lambda at: -groups[at[0]][0].batches.steps[at[1]])

@@ -43,12 +43,14 @@ NAMES = {
 
 
 def is_whole(loss: Loss) -> bool:
-    """Return whether a loss is of whole masks, and not of single pixels: it has an attribute `whole`."""
+    """Return whether a loss is of whole masks: it has an attribute `whole`."""
     return getattr(loss, "whole", False)
 
 
 def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored.
+    """Compute the loss of each sample, [n], or of each token, [n * T]: 0 if unscored.
+
+    Sequences with a label a token have a loss of each token.
 
     Likewise of masks of each pixel, [n * H * W], or, with a loss of whole masks, [n].
     """
@@ -69,7 +71,9 @@ def is_scored(targets: Tensor) -> Tensor:
 
 
 def weights_of(loss: Loss, targets: Tensor) -> Tensor:
-    """Return what each sample counts in a mean of the loss, [n]: its tokens or pixels that count, or else 1.
+    """Return each sample's weight in a mean of the loss, [n].
+
+    It is the number of tokens or pixels that count, or else 1.
 
     >>> weights_of(cross_entropy, torch.tensor([[0, 2, -100], [1, 1, 1]])), weights_of(cross_entropy, torch.zeros(2, 3))
     (tensor([2, 3]), tensor([1, 1]))
@@ -80,7 +84,10 @@ def weights_of(loss: Loss, targets: Tensor) -> Tensor:
 
 
 def of_samples(losses: Tensor, loss: Loss, targets: Tensor) -> Tensor:
-    """Average what `per_sample` gives within each sample, [n]: over its tokens or pixels that count; 0 if none does."""
+    """Average what `per_sample` gives within each sample, [n].
+
+    The mean is over tokens or pixels that count; 0 if none does.
+    """
     return losses.view(len(targets), -1).sum(1) / weights_of(loss, targets).clamp(min=1)
 
 
@@ -117,7 +124,7 @@ def measure(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each sample: the loss of classification unless another one is asked for."""
+    """Compute the cross entropy of each sample, the default of classification."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
@@ -181,7 +188,9 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the Dice loss of each sample, [n]: 1 - mean over classes of 2 sum p y / (sum p + sum y).
+    """Compute the Dice loss of each sample, [n].
+
+    It is 1 - mean over classes of 2 sum p y / (sum p + sum y).
 
     Sums are over the pixels that count, p are the softmax's probabilities of the class and y is 1 where it is the
     label. The mean is over the classes that the sample's mask has. (Milletari et al., "V-Net", 3DV 2016, section 3, who

@@ -11,7 +11,9 @@ _done, _total = 0.0, 0
 
 @contextmanager
 def listen(listener: Callable[[float, int], None] | None) -> Iterator[None]:
-    """Within it, call the listener with (clients done, clients of the cohort) whenever some are done.
+    """Call the listener with (clients done, clients of the cohort) in the block.
+
+    It is called whenever some are done.
 
     That may be from another thread. None: no one is called, and no client is counted.
 

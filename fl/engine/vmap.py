@@ -22,7 +22,10 @@ from surgery.transfer import upload
 
 
 class _Padding(TorchFunctionMode):
-    """Embeddings learn nothing of their padding_idx, which torch forgets where each client has a table of its own."""
+    """Embed without learning padding_idx.
+
+    Torch forgets that where each client has a table of its own.
+    """
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function is not F.embedding:
@@ -42,7 +45,7 @@ def _pads(model: nn.Module) -> bool:
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
+    """Train the groups one by one, in stacked tensors. See `fl.engine.train`.
 
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
     set, which it never is within vmap.
@@ -52,8 +55,9 @@ def train(groups: Sequence[Group]) -> list[Results]:
 
 
 def _train(job: Job, starts: State, context: Any) -> Results:
-    """Clients are sorted by their number of steps, so that those that still train are a leading slice: a finished
-    client does not change and costs nothing.
+    """Train one group, sorted by the number of steps.
+
+    Clients that still train are a leading slice: a finished client does not change and costs nothing.
     """
     job.model.train()
     steps = job.batches.steps

@@ -19,7 +19,9 @@ from surgery.torch_private import Watch
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
-    """Count the floating-point operations of one sample's forward pass: twice its multiply-accumulates.
+    """Count the floating-point operations of a sample's forward pass.
+
+    They are twice its multiply-accumulates.
 
     Each model is counted once: one that is changed afterwards is not counted again. 0 if it cannot run on the meta
     device, because its operations depend on the data.
@@ -32,7 +34,9 @@ def flops(model: nn.Module, data: Dataset) -> int:
 
 
 def activation_bytes(model: nn.Module, data: Dataset) -> int:
-    """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
+    """Count the bytes that a training step keeps of one sample; 0 if unknown.
+
+    They are about what the layers give.
 
     Each model is counted once, as by `flops`.
 
@@ -44,7 +48,7 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
 
 
 def work_of(job: Job) -> int:
-    """Count the operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
+    """Count the operations of a batch's forward pass, per layer; 0 if unknown.
 
     Clients side by side pay off where single operations are too small to keep the device busy.
     """
@@ -74,7 +78,7 @@ _SMALL = 5_000_000
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """Return the counts of a model, from one forward pass of two samples; kept by its shape and dtype."""
+    """Return a model's counts, from one pass of two samples; kept by shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
@@ -96,16 +100,17 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
 
 
 def _is_plain(model: nn.Module) -> bool:
-    """Return whether a forward pass on the CPU is cheap, and runs no code that may note or draw something."""
+    """Return whether a forward pass on the CPU is cheap, and notes and draws nothing."""
     parameters = list(model.parameters())
     ours = {type(module).__module__.partition(".")[0] for module in model.modules()} <= {"torch", "zoo"}
     return ours and {p.device.type for p in parameters} == {"cpu"} and sum(p.numel() for p in parameters) < _SMALL
 
 
 class _Flops(Watch):
-    """Counts floating-point operations as torch's `FlopCounterMode` does, which imports modules of torch.compile.
+    """A counter of floating-point operations like torch's `FlopCounterMode`.
 
-    As all `Operations` it keeps the shapes of operations on the meta device, which repeated blocks need again.
+    That one imports modules of torch.compile. As all `Operations` this one keeps the shapes of operations on the meta
+    device, which repeated blocks need again.
 
     Raises:
         RuntimeError: on a CPU, before any operation that is not in `_PLAIN`: others may have faster kernels there that

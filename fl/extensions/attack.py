@@ -42,7 +42,7 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Attack:
-    """The middleware of malicious clients: what they train on beside their own data, and what they send.
+    """The middleware of malicious clients, which train on poisoned data, too.
 
     They say that they have the classes of both.
 
@@ -67,7 +67,7 @@ class Attack:
         return dict(_NEEDS)
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:
-        """Let malicious clients train a second time, which no meter counts, and send a mixture of the two results."""
+        """Let malicious clients train again, unmetered, and send a mixture of both."""
         poisoned = replace(fed, data=self.data, training=(), meter=Meter()).train_cohort
 
         def run(training: Training) -> ClientUpdate:
@@ -82,7 +82,7 @@ class Attack:
         return run
 
     def report(self, fed: Federation, clients: Sequence[int]) -> Tensor:
-        """Return the classes that clients say they have, see `Federation.reported_classes`."""
+        """Return the classes that clients report, see `Federation.reported_classes`."""
         classes, rows = fed.true_classes(clients), self.rows(clients)
         if not rows:
             return classes
@@ -98,7 +98,9 @@ class Attack:
     def scale_update(
         self, honest: States, starts: States, poisoned: States, rows: Sequence[int], names: Set[str]
     ) -> States:
-        """Equation 1: start + (honest - start) + lambda (poisoned - start) for the parameters of the malicious clients.
+        """Amplify the malicious clients' updates (equation 1).
+
+        Their parameters become start + (honest - start) + lambda (poisoned - start).
 
         Args:
             honest: the states of the whole cohort. starts, poisoned: of its malicious clients only.
@@ -118,7 +120,7 @@ class Attack:
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:
-    """Return the malicious clients: their share of all clients, rounded to the nearest number.
+    """Sample the malicious clients: their share of all clients, rounded.
 
     Raises:
         FLError: for options out of their limits, and a share that rounds to no client.
@@ -135,7 +137,10 @@ def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[
 def make_attack(
     options: AttackOptions, malicious: frozenset[int], data: Dataset, clients: Splits, rng: Rng
 ) -> Attack | None:
-    """Make the attack of these clients, among whom the labels of their samples are shuffled; None if there are none."""
+    """Make the attack of these clients; None for no clients.
+
+    The labels of their samples are shuffled among them.
+    """
     if not malicious:
         return None
     samples = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)

@@ -144,7 +144,7 @@ class Compression:
 
 
 def largest(steps: Tensor, k: int) -> Tensor:
-    """Return the k entries of each row [K, n] with the largest absolute values, and 0 elsewhere.
+    """Return the k entries of each row [K, n] of largest absolute value; 0 elsewhere.
 
     >>> largest(torch.tensor([[1.0, -3.0, 2.0]]), 2)
     tensor([[ 0., -3.,  2.]])

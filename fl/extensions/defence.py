@@ -1,4 +1,4 @@
-"""Aggregation that withstands some malicious clients, for every method that averages.
+"""Aggregation that withstands malicious clients, for every method that averages.
 
 Krum and Multi-Krum: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent" (NeurIPS
 2017). Bulyan: El Mhamdi et al., "The Hidden Vulnerability of Distributed Learning in Byzantium" (ICML 2018).
@@ -62,9 +62,10 @@ class Defence:
         plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """Average models by the rule, as `surgery.average` does; with plans among the clients that cover an element.
+        """Average models by the rule, as `surgery.average` does.
 
-        The other rules only skip models of weight 0: an attacker could lie about larger weights.
+        With plans it compares the clients that cover an element. The other rules only skip models of weight 0: an
+        attacker could lie about larger weights.
 
         Args:
             names: of the parameters by which the distances between models are measured; if the models have none of
@@ -142,7 +143,7 @@ class Defence:
 
     @torch.no_grad()
     def clip_updates(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
-        """Return the trained models, with no update of the parameters longer than `clip` medians.
+        """Return the trained models, with no update longer than `clip` medians.
 
         Buffers stay as they are.
 
@@ -166,7 +167,7 @@ class Defence:
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
-    """Return the lengths of the updates [K], summed in float64 where the device has it."""
+    """Return the lengths of the updates [K], summed in float64 if possible."""
     steps = [double(after[name]) - double(before[name]) for name in after if name in names]
     return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
@@ -185,7 +186,10 @@ def _shorten(after: Stack, before: Stack, share: Tensor, names: Container[str]) 
 
 
 def squared_distances(models: Stack) -> Tensor:
-    """Return squared distances [n, n] between the n models, infinite on the diagonal, in float64 if possible."""
+    """Return squared distances [n, n] between models, in float64 if possible.
+
+    They are infinite on the diagonal.
+    """
     squares = double(distance(models, models)).square()
     most = 1e-8 * torch.finfo(squares.dtype).max  # in the place of what is no number: a sum of many is still finite
     far = squares.nan_to_num(most, most).clamp(max=most)
@@ -193,7 +197,7 @@ def squared_distances(models: Stack) -> Tensor:
 
 
 def krum_order(distances: Tensor, f: int) -> Tensor:
-    """Sort the models by their scores, the best first, equal ones in their order: int64 [n].
+    """Sort the models by their scores, the best first, stably: int64 [n].
 
     A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours, or to the nearest one.
 
@@ -209,7 +213,7 @@ def krum_order(distances: Tensor, f: int) -> Tensor:
 
 
 def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
-    """Return the mean of the m models with the best scores; with m = 1 it is Krum's model.
+    """Return the mean of the m models with the best scores; with m = 1 Krum's.
 
     Args:
         models: a stack of n models.
@@ -219,9 +223,10 @@ def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
 
 
 def bulyan(models: Stack, compared: Stack, f: int) -> State:
-    """Choose n - 2f models by Krum, one after another; then the mean of the n - 4f numbers nearest to their median.
+    """Choose n - 2f models by Krum, one after another, and trim their mean.
 
-    The second step is made number by number. Integers are the maximum over the chosen models.
+    The mean is of the n - 4f numbers nearest to their median. The second step is made number by number. Integers are
+    the maximum over the chosen models.
 
     Args:
         models, compared: as for `multi_krum`.
@@ -247,7 +252,10 @@ def _choose(models: Stack, rows: Tensor) -> Stack:
 
 
 def with_defence(fed: Federation, defence: Defence) -> Federation:
-    """Return a federation that averages by a rule of defence; updates are clipped by `with_clipped_updates`."""
+    """Return a federation that averages by a rule of defence.
+
+    `with_clipped_updates` clips updates.
+    """
     check_values(defence, "defence")
     defence.check_number(fed.participants, "the participants of a round")
     return replace(fed, aggregator=defence)

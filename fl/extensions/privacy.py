@@ -1,4 +1,4 @@
-"""Differential privacy of clients towards whoever sees the models that a trusted server makes of theirs.
+"""Differential privacy of clients towards whoever sees a trusted server's models.
 
 McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018), with a fixed
 denominator; the adaptive clip is from Andrew et al., "Differentially Private Learning with Adaptive Clipping"
@@ -68,7 +68,9 @@ class Privacy:
     twentieth of the participants (Andrew et al.). The noise on the sum grows, so that both together count as `noise`"""
 
     def deviations(self, participants: int) -> tuple[float, float]:
-        """Return the noise's standard deviations: on the sum of updates, in clips, and on the number of short ones.
+        """Return the noise's deviations: on updates' sum, and on the number of short ones.
+
+        They are standard deviations; the first is in clips.
 
         Raises:
             FLError: if the number has so little noise that both cannot count as `noise` together.
@@ -121,10 +123,11 @@ class Privacy:
         return mean, clip * torch.exp(-self.quantile_lr * (count / k - self.quantile))
 
     def spent(self, rounds: int, clients: int, participants: int) -> float:
-        """Return the epsilon after a number of rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
+        """Return the epsilon after some rounds, by `dp_accounting`, for `delta`.
 
-        With `fixed` accounting a client that is replaced by another changes the sum by two clips at most, so the noise
-        counts as half of what it is in clips. If all clients are participants, nothing is gained by drawing them.
+        Without rounds it is 0. With `fixed` accounting a client that is replaced by another changes the sum by two
+        clips at most, so the noise counts as half of what it is in clips. If all clients are participants, nothing is
+        gained by drawing them.
 
         Raises:
             FLError: without the package.
@@ -147,7 +150,7 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
 
 
 def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """Return the method with a server that sees only the private mean of what clients sent.
+    """Return the method with a server that sees only a private mean of updates.
 
     It sees this K times, in the place of the K models, with equal weights: whatever it makes of it is as private. See
     `Privacy.mean`. A client that is dropped counts as one that has not moved. Rounds report
@@ -215,7 +218,7 @@ def spent(fed: Federation, privacy: Privacy, rounds: int) -> float:
 
 
 def _check(algorithm: Algorithm, privacy: Privacy) -> None:
-    """Raise FLError if something would see more of clients than the private mean of their updates."""
+    """Raise FLError if anything would see more of clients than the private mean."""
     algorithm.check(_needs(privacy))
     fed = algorithm.fed
     if fed.aggregator != WeightedMean():

@@ -1,4 +1,4 @@
-"""Capabilities that a setting or a wrapper needs of a method; methods say which of these they lack."""
+"""Capabilities that a setting or a wrapper needs, and that a method may lack."""
 
 from collections.abc import Container, Mapping
 

@@ -1,4 +1,7 @@
-"""The models that clients predict with: one for all, one of several, a personal one, or the sum of some of these."""
+"""The models that clients predict with.
+
+One for all, one of several, a personal one, or the sum of some of these.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +53,7 @@ _NOTHING: Stack = {}
 
 
 class ClientModels(NamedTuple):
-    """The models with which clients predict: the sum of the logits of a client's models on all levels.
+    """The models with which clients predict: the sum of their logits on all levels.
 
     Attributes:
         mean: whether the mean of the logits is taken, in place of their sum.
@@ -75,7 +78,7 @@ def personal(models: Stack, clients: int) -> ClientModels:
 
 
 def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
-    """Return the model that each of some clients is given on the first level, [K, ...].
+    """Return the model of each of some clients on the first level, [K, ...].
 
     >>> select_given(share_model({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
@@ -92,7 +95,9 @@ def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
 
 
 def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Inputs, mean: bool) -> Tensor | None:
-    """Return the sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
+    """Return the sum (or mean) of a client's logits over the levels.
+
+    None if the client has no model at all.
 
     Args:
         call: (model, samples) -> logits; it is also given the architecture where the level has several.
@@ -111,7 +116,9 @@ def count(levels: Sequence[Level], clients: int) -> Tensor:
 
 
 def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor) -> Tensor:
-    """Return logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
+    """Return logits [M, classes] of samples, each as its owner predicts it.
+
+    Of text they are [M, T, classes].
 
     Args:
         samples: of the data's training part, int64 [M], on the CPU.
@@ -125,7 +132,7 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
 
 
 def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
-    """Return the logits of each sample by its owner's model on a level, 0 without one.
+    """Return the logits of each sample by its owner's model on a level, or else 0.
 
     See `predict_all`.
     """
@@ -156,8 +163,9 @@ def _predict_one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Ite
 
 
 def _stackable(fed: Any, level: Level) -> bool:
-    """Return whether models predict side by side: on an accelerator, where one after another would wait for
-    launches.
+    """Return whether models predict side by side: on an accelerator.
+
+    There one after another would wait for launches.
     """
     if fed.data.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False

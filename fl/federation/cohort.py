@@ -40,7 +40,7 @@ class Cohort(NamedTuple):
 
 
 def stacks(states: States) -> list[Stack]:
-    """View states as stacks: a stack is the only one; a list gives a stack of one for each client.
+    """View states as stacks: a stack as one, a list as a stack of one per client.
 
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
@@ -49,7 +49,7 @@ def stacks(states: States) -> list[Stack]:
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
-    """Undo `stacks`: what became of the stacks of these states, in the form that the states have."""
+    """Undo `stacks`: return what became of the stacks in the form of these states."""
     return [tree_map(lambda tensor: tensor[0], stack) for stack in changed] if isinstance(states, list) else changed[0]
 
 
@@ -59,7 +59,9 @@ def per_client(states: States) -> list[State]:
 
 
 def select(entries: Any, rows: Sequence[int], stacked: bool = False) -> Any:
-    """Pick rows of states, or of an objective's input, in the same form. Consecutive rows of a stack are views.
+    """Pick rows of states, or of an objective's input, in the same form.
+
+    Consecutive rows of a stack are views.
 
     Args:
         rows: positions, such as clients' positions in a cohort.
@@ -99,7 +101,9 @@ def with_entry(context: Any, name: str, values: Tensor) -> Any:
 
 
 def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
-    """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
+    """Join the results of a cohort that was trained in parts: states and losses [K].
+
+    The states have the form of the starts.
 
     Args:
         parts: each part's rows and results; rows of a stack follow one another.
@@ -113,9 +117,9 @@ def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States)
 
 
 def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
-    """Say which classes (of text: tokens) each client has among its training samples: bool [K, classes], on the device.
+    """Return the classes of each client's training samples: bool [K, classes].
 
-    Of masks they are the classes of all pixels that count.
+    The result is on the device. The classes of text are tokens. Of masks they are the classes of all pixels that count.
 
     Args:
         parts: the samples of every client of the population.

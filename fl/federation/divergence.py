@@ -18,7 +18,7 @@ _log = logging.getLogger("fl")
 
 
 class WithoutDiverged(NamedTuple):
-    """The middleware that drops clients whose loss or weights are no longer finite, see `drop_failed`."""
+    """The middleware that drops clients that diverge, see `drop_failed`."""
 
     @property
     def stage(self) -> Stage:
@@ -43,7 +43,7 @@ class WithoutDiverged(NamedTuple):
 def drop_failed(
     states: States, loss: Tensor, starts: States, clients: Sequence[int], sizes: Sequence[int], round: int
 ) -> tuple[States, tuple[int, ...]]:
-    """Give clients whose loss or weights are no longer finite their start back, and the size 0.
+    """Reset clients with non-finite loss or weights to their start, and size 0.
 
     Numbers that are huge and still finite are no failure. A warning names the clients and the round. Waits for the
     device, once in a round without failures.
@@ -75,7 +75,7 @@ def drop_failed(
 
 
 def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss: Tensor, round: int) -> Tensor:
-    """Return the clients' losses [K] on the CPU, after a check that the server's tensors are still finite.
+    """Return the losses [K] on the CPU, if the server's tensors are still finite.
 
     A number that was infinite or not a number before the round may stay so: a mask of -inf, for example. Waits for the
     device once, for the losses and what they are checked with.
@@ -108,8 +108,9 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
 
 
 def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
-    """Return whether a tensor is finite where it was before, or, if it is a new stack of models, where the one model
-    was.
+    """Return whether a tensor is finite where it was before.
+
+    For a new stack of models: where the one model was.
     """
     fine = tensor.isfinite()
     for old in before:
@@ -141,15 +142,16 @@ def restore(states: States, starts: States, arrived: Sequence[Any]) -> States:
 
 
 def _have_finite_norms(tensors: list[Tensor]) -> Tensor:
-    """Return whether the norms of tensors are finite, a bool on their device, by few launches.
+    """Return whether norms of tensors are finite, a bool on the device.
 
-    Then all of their numbers are; squares of numbers that are huge and still finite may be infinite, however.
+    It takes few launches. Then all of their numbers are; squares of numbers that are huge and still finite may be
+    infinite, however.
     """
     return torch.stack(foreach_norm(tensors)).isfinite().all()
 
 
 def finite_rows(stack: Stack, starts: Stack) -> Tensor:
-    """Return bool [K], whether all floating-point numbers of an entry that were finite at the start still are.
+    """Return whether entries stay finite where they were at the start, bool [K].
 
     >>> finite_rows({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     tensor([ True, False])

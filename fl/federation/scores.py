@@ -83,7 +83,9 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
 
 
 class Overlap(NamedTuple):
-    """Counts of each class: right, as label and as prediction, over pixels that count: integers [..., classes].
+    """Counts of each class: right, as label, as prediction: integers [..., classes].
+
+    They are over the pixels that count.
 
     >>> seen = Overlap(hit=np.array([3, 0, 0]), true=np.array([4, 1, 0]), said=np.array([3, 2, 0]))
     >>> seen.per_class("iou"), float(seen.mean("iou")), float(seen.accuracy())
@@ -119,7 +121,7 @@ class Overlap(NamedTuple):
 
 
 def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Compute R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
+    """Compute R2 of each owner's samples, the mean over targets: float64 [owners].
 
     A number that is the same in all samples of an owner is left out, since its R2 is a division by 0, for which
     scikit-learn returns 0 or 1; NaN if no number differs.
@@ -146,7 +148,7 @@ def _sums(values: np.ndarray, owners: np.ndarray) -> np.ndarray:
 
 
 class Metric(NamedTuple):
-    """Something that is measured of a model's outputs beside the scores of every run; more is better.
+    """A measure of a model's outputs beside every run's scores; more is better.
 
     Attributes:
         names: of its numbers, which are columns of metrics.csv with `test_` in front (`local_test_` for the mean over
@@ -161,14 +163,14 @@ class Metric(NamedTuple):
     counts: bool = False
 
     def __call__(self, *seen: Any) -> dict[str, float]:
-        """Measure; NaN where it is not defined, as the area under a curve for samples of one class."""
+        """Measure; NaN where undefined, as the area under a curve of one class."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of scikit-learn, for each client that lacks a class
             return dict(zip(self.names, map(float, self.measure(*seen))))
 
 
 def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
-    """Make the metrics that are asked for; FLError, also for two of one name, and one that every run measures."""
+    """Make the metrics of these names; FLError for a name twice or a score's name."""
     metrics, seen = [metric(name, data) for name in names], set(SCORES[task_of(data)])
     for name, measured in zip(names, metrics):
         for column in measured.names:
@@ -243,9 +245,10 @@ def _of_masks(name: str, data: Dataset) -> Metric:
 
 
 def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequence[float]]:
-    """Make a function of outputs and targets of one of scikit-learn's scorers, NaN where samples do not define it.
+    """Make a function of outputs and targets from a scorer of scikit-learn.
 
-    There scikit-learn warns and returns 0, or another number that would count in the mean over clients.
+    NaN where samples do not define the score. There scikit-learn warns and returns 0, or another number that would
+    count in the mean over clients.
     """
     from sklearn.metrics import get_scorer
 
@@ -279,7 +282,7 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
 
 
 def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
-    """Say whether samples have what a scorer needs that returns a number even where they do not."""
+    """Return whether samples define a score, which scikit-learn does not tell."""
     if name in _OF_TWO:
         return len(np.unique(targets, axis=0)) > 1
     if name == "average_precision" or (name.startswith("roc_auc") and targets.ndim > 1):
@@ -288,7 +291,7 @@ def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
 
 
 def _ratio(measure: str, average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Compute scikit-learn's precision, recall, F1 or Jaccard score; NaN where it is 0 divided by 0.
+    """Compute scikit-learn's precision, recall, F1 or Jaccard score; NaN for 0 / 0.
 
     An average over classes (or samples) is over those for which the score is defined, and over those that are there but
     never predicted, whose precision is 0 as in scikit-learn: else a model that predicts a single class would look good.
@@ -318,7 +321,10 @@ def _ratio(measure: str, average: str, outputs: np.ndarray, targets: np.ndarray)
 
 
 def _average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Compute scikit-learn's average precision, the mean over the labels that a sample has; NaN if none has any."""
+    """Compute scikit-learn's average precision, a mean over labels with samples.
+
+    NaN if no label has any.
+    """
     from sklearn.metrics import average_precision_score
 
     there = np.flatnonzero(targets.any(0))
@@ -327,7 +333,7 @@ def _average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def _check_scorer(name: str, data: Dataset) -> None:
-    """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
+    """Raise FLError, before any training, for a scorer unfit for the task."""
     from sklearn.metrics import get_scorer
 
     outputs, targets = _make_trial(data)
@@ -348,7 +354,7 @@ def _check_scorer(name: str, data: Dataset) -> None:
 
 
 def _check_own(name: str, measure: Callable, data: Dataset) -> None:
-    """Raise FLError for a function of the user's that is no metric, before anything is trained.
+    """Raise FLError, before any training, for a user's function that is no metric.
 
     Warn of one that is not defined for such samples at all.
     """
@@ -425,7 +431,10 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _estimators() -> dict[str, type]:
-    """Make the classes by which scikit-learn's scorers score a model's outputs: they take these as their samples."""
+    """Make the classes by which scikit-learn's scorers score a model's outputs.
+
+    They take outputs as their samples.
+    """
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
     class Classes(ClassifierMixin, BaseEstimator):

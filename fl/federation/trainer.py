@@ -41,7 +41,7 @@ Trainer: TypeAlias = Callable[[Training], ClientUpdate]
 
 
 class Stage(IntEnum):
-    """The place of a middleware: a smaller stage lies further inside, nearer to training."""
+    """The place of a middleware: a smaller stage is nearer to training."""
 
     TRAINING = 1
     """It changes what clients learn or send."""
@@ -66,4 +66,4 @@ class Middleware(Protocol):
         """Its place in the order."""
 
     def __call__(self, fed: Any, train: Trainer) -> Trainer:
-        """Return the trainer that is to take the place of this one, for clients of a federation."""
+        """Return the trainer that takes the place of this one, for a federation's clients."""

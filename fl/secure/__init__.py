@@ -1,9 +1,10 @@
-"""Secure recombination (FedMR, KDD 2024, Appendix B): the server receives recombined models only.
+"""Secure recombination: the server receives recombined models only.
 
-Clients exchange layers before they upload. In each repeat every client (1) sends a random part of its pieces, each to
-one random other client; (2) puts every piece that it receives into the buffer of that piece; (3) returns, for every
-piece that it received, one random element of that piece's buffer; (4) has a whole model again. If the clients are
-honest, every piece of every model still exists exactly once: a permutation for each piece.
+From FedMR (KDD 2024), appendix B. Clients exchange layers before they upload. In each repeat every client (1) sends a
+random part of its pieces, each to one random other client; (2) puts every piece that it receives into the buffer of
+that piece; (3) returns, for every piece that it received, one random element of that piece's buffer; (4) has a whole
+model again. If the clients are honest, every piece of every model still exists exactly once: a permutation for each
+piece.
 
 Each piece is padded to the length of the longest one and sealed by its owner for the server's key of that round, so
 that clients cannot read each other's pieces. Every message is locked between its sender and its recipient, so that no

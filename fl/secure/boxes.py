@@ -1,4 +1,7 @@
-"""Keys, messages between two parties, and pieces that only the server can open: PyNaCl, imported when first needed."""
+"""Keys, messages between two parties, and pieces that only the server can open.
+
+PyNaCl is imported when first needed.
+"""
 
 import os
 from struct import Struct, error
@@ -19,7 +22,7 @@ LOCKED_EXTRA = 4 + 40 + _HEADER.size
 
 
 def require() -> Any:
-    """Return the module nacl.public; FLError that says what to install if PyNaCl is missing."""
+    """Return the module nacl.public; FLError if PyNaCl is missing."""
     return needed("secure recombination", "secure", "nacl.public")
 
 
@@ -77,7 +80,7 @@ class Keys:
         return self._boxes[public]
 
     def lock(self, message: Message, public: bytes) -> bytes:
-        """Return a frame that only the two ends can read or make: an address and a box."""
+        """Return a frame that only its two ends can read or make: an address and a box."""
         import nacl.exceptions
 
         try:
@@ -108,7 +111,7 @@ class Keys:
         return message
 
     def unseal(self, blob: bytes) -> Sealed | None:
-        """Return the content of a seal for this public key; None if it is for another one, or damaged."""
+        """Return a seal's content; None if it is for another key, or damaged."""
         import nacl.exceptions
 
         try:
@@ -119,7 +122,7 @@ class Keys:
 
 
 def seal(session: bytes, piece: int, payload: bytes, public: bytes) -> bytes:
-    """Lock a piece so that only the owner of a public key can read it, without revealing who locked it."""
+    """Lock a piece for the owner of a public key, without revealing who did."""
     nacl = require()
     return nacl.SealedBox(nacl.PublicKey(public)).encrypt(_SEALED.pack(session, piece, os.urandom(16)) + payload)
 

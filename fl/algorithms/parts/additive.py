@@ -1,4 +1,7 @@
-"""Levels of models: each client adds up its models' logits, and judges them on its validation data (FeMAM)."""
+"""Levels of models: each client adds up its models' logits (FeMAM).
+
+Clients also judge them on their validation data.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -18,12 +21,13 @@ _LIMIT = 8 * 10**9  # bytes
 
 
 class Cache:
-    """The summed logits of levels that do not change any more, beside each sample that clients train or validate on.
+    """The summed logits of finished levels, for all samples of clients.
 
-    They take the data set's samples times classes times 4 bytes on its device (of text tokens times vocabulary): of
-    Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three
-    times that while a level is added. Above 8 GB they are refused. They equal newly computed ones, bit for bit: a level
-    is added to the levels below it, and all are computed again once a model or a mapping has changed.
+    They are of the samples that clients train or validate on. They take the data set's samples times classes times 4
+    bytes on its device (of text tokens times vocabulary): of Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24
+    MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three times that while a level is added. Above 8 GB they are
+    refused. They equal newly computed ones, bit for bit: a level is added to the levels below it, and all are computed
+    again once a model or a mapping has changed.
     """
 
     def __init__(self, fed: Federation) -> None:
@@ -43,7 +47,10 @@ class Cache:
         self._fed, self._last, self._parts = fed, LastValue(), parts
 
     def table(self, levels: Sequence[Level]) -> Tensor:
-        """[N, classes], of text [N, T, classes], of masks [N, H, W, classes]; 0 for samples that no client has."""
+        """Logits [N, classes]; 0 for samples that no client has.
+
+        Of text they are [N, T, classes], of masks [N, H, W, classes].
+        """
         # Mappings are compared by value: they are rows of a table that is replaced in every round.
         source = [(level.models, level.used.tolist()) for level in levels]
         if (known := self._last.of(source)) is not None:
@@ -79,7 +86,7 @@ class Validation:
         self._labels = fed.data.labels_at(self._here)
 
     def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
-        """Return the `losses`, and which clients answered: bool [clients]. In a simulation all do."""
+        """Return the `losses`, and which clients answered: bool [clients]."""
         transport = self._fed.transport
         losses = transport.judge(self, "losses", levels, more)
         all_clients = torch.ones(len(self._parts), dtype=torch.bool)
@@ -99,7 +106,7 @@ class Validation:
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
-        """Return the mean over the clients of their accuracy (over those on other machines that answered)."""
+        """Return the mean accuracy of the clients that answered."""
         values = self._fed.transport.judge(self, "accuracies", levels, [newest])
         return values[~values.isnan()].mean().item()
 
@@ -121,7 +128,7 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Return each client's mean over its samples, of each of the values [N]: [len(values), clients]."""
+        """Return each client's mean of each of the values [N]: [len(values), clients]."""
         stacked = torch.stack(download(values))
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
         # On the host: on CUDA the order is not fixed.
@@ -129,8 +136,9 @@ class Validation:
 
 
 def _local_samples(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
-    """Return the samples that are on this machine, and the client of each: on a client's own machine only its own
-    are.
+    """Return the samples that are on this machine, and the client of each.
+
+    On a client's own machine these are only its own.
     """
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     local = parts.samples < len(fed.data.y)

@@ -83,7 +83,7 @@ class Clustering:
 def cluster_means(
     fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate
 ) -> Stack:
-    """Return each cluster's mean over its participants by their number of samples (Eq. 7).
+    """Return each cluster's mean, weighted by its participants' samples (Eq. 7).
 
     Its model if there are none.
     """
@@ -93,7 +93,9 @@ def cluster_means(
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
-    """Return what some clients begin from: their cluster's model, or the newcomers' model for those in none (-1).
+    """Return the models that clients begin from: their cluster's or the newcomers'.
+
+    Clients in no cluster (-1) are newcomers.
 
     >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
     tensor([[2.],
@@ -104,7 +106,10 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 
 def centre(fed: Federation, models: Stack, mapping: Tensor) -> State:
-    """Return the cluster models' mean, weighted by their clients' samples; equally, if no client is in a cluster."""
+    """Return the cluster models' mean, weighted by their clients' samples.
+
+    It is the plain mean if no client is in a cluster.
+    """
     k, sizes = stack_size(models), fed.clients.train.sizes
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
@@ -136,7 +141,7 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
 
 
 def _coordinates(models: Stack) -> np.ndarray:
-    """Return points [n, n] that are as far apart as the n models, which spares K-means their many weights.
+    """Return points [n, n] as far apart as the n models, for a faster K-means.
 
     Equal models are equal points: what lies below rounding is cut off, or K-means would find clusters in it.
     """
@@ -154,5 +159,5 @@ def _coordinates(models: Stack) -> np.ndarray:
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
-    """Divide each of K tensors by the absolute value of its sum: how the released code normalises classifiers."""
+    """Divide each of K tensors by its absolute sum, as the released code does."""
     return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

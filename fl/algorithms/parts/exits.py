@@ -29,7 +29,7 @@ def check_exits(fed: Federation, method: str, distils: bool) -> None:
 def with_distillation(
     fed: Federation, algorithm: Algorithm, objective: Objective, weight: Callable[[int], float]
 ) -> Algorithm:
-    """Return an algorithm; clients minimise an objective with the weight of the round as its context["distil"].
+    """Return an algorithm of an objective with a weight in context["distil"].
 
     Args:
         weight: round, counted from 1 -> weight of the distillation.
@@ -43,7 +43,7 @@ def with_distillation(
 
 
 def exit_log_probabilities(outputs: Tensor) -> Tensor:
-    """Return the log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
+    """Return each exit's log probabilities, [exits, samples (or tokens), classes].
 
     >>> exit_log_probabilities(torch.zeros(8, 4, 10)).shape, exit_log_probabilities(torch.zeros(8, 4, 6, 10)).shape
     (torch.Size([4, 8, 10]), torch.Size([4, 48, 10]))

@@ -64,7 +64,10 @@ class OwnModels:
         return replace(plain, init=init, models=models)
 
     def unpack(self, client_states: Stack, clients: Sequence[int]) -> States:
-        """Return the models of some clients from their rows: a list of views, or of one architecture the stack."""
+        """Return some clients' models from their rows: views, or the stack.
+
+        There is a stack for one architecture, and a list of views for several.
+        """
         if not self.several:
             return client_states
         states = []
@@ -85,7 +88,7 @@ class OwnModels:
         return {key: torch.stack([row[key] for row in rows]) for key in self._most}
 
     def mean(self, client_states: Stack, otherwise: State) -> State:
-        """Return what a stranger gets: the mean of all clients' models, by their numbers of samples.
+        """Return a stranger's model: the mean of all clients', weighted by samples.
 
         Of several architectures it is the mean of those that have the global model's, and `otherwise` if none has.
         """

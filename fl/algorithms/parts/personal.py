@@ -52,7 +52,7 @@ def train_or_keep(fed: Federation, starts: Stack, clients: Sequence[int], rng: R
 
 
 def classifier(model: nn.Module) -> list[str]:
-    """Return the tensors of the model's classifier, its last linear layer (if there is none, its last layer).
+    """Return the tensors of the classifier: the last linear layer, or the last layer.
 
     Of a model with exits, all linear layers with as many outputs as the last one. Where a language model ties it to its
     table of tokens, it is that.
@@ -76,7 +76,7 @@ def classifier(model: nn.Module) -> list[str]:
 
 
 def train_only(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """Return a copy of the model that trains only these of the parameters that the model trains.
+    """Return a copy of the model that trains only these of its trained parameters.
 
     >>> import zoo
     >>> net = train_only(zoo.create("lenet"), ["fc3.bias"])
@@ -106,7 +106,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
 
 
 def side_by_side(fed: Federation, **settings: Any) -> Federation:
-    """Return the clients as they train apart from rounds, no more of them at a time than in a round.
+    """Return the clients as they train apart from rounds, in chunks of a round's size.
 
     Args:
         settings: of their training, see `Federation.with_local`.
@@ -115,7 +115,7 @@ def side_by_side(fed: Federation, **settings: Any) -> Federation:
 
 
 def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
-    """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
+    """Return the method with clients that adapt the received model to predict.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
     CPU). Batches are sampled separately from the rounds'. The learning rate is the last round's: the next round may lie
@@ -145,7 +145,7 @@ def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], R
 
 
 def last_round(server: Server) -> Rng:
-    """Return the random streams of a server's last round, or of round 1 before the first round."""
+    """Return the random streams of a server's last round, or of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1))
 

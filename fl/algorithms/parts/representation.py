@@ -1,4 +1,4 @@
-"""The representation that a model makes of a sample: what goes into the linear layer that makes its logits."""
+"""A model's representation of a sample: the input of its last linear layer."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Secure recombination of trained models, between local training and the server's own rule."""
+"""Secure recombination of trained models, before the server's own rule."""
 
 import logging
 import random
@@ -34,7 +34,7 @@ class SecureRecombination(NamedTuple):
     repeats: int
 
     def __call__(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
-        """Return what the server receives instead of the trained models: the same pieces, recombined among the clients.
+        """Return the update that the server receives: the same pieces, recombined.
 
         A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and
         gets the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is lost in
@@ -57,7 +57,7 @@ class SecureRecombination(NamedTuple):
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
-    """Return the step that recombines models in secret among the clients; none for 0 repeats.
+    """Return the step that recombines models in secret; none for 0 repeats.
 
     Raises FLError for what cannot be hidden, and without PyNaCl.
     """
@@ -89,7 +89,7 @@ def choices(rng: Rng, client: int) -> random.Random:
 def recombine_received(
     update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
-    """Return what the server receives by an exchange that is over, see `SecureRecombination`."""
+    """Return the server's update after an exchange, see `SecureRecombination`."""
     arrived, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
     if arrived:
         states = replace_rows(
@@ -108,7 +108,9 @@ def recombine_received(
 
 
 def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
-    """Return the K models of a stack, each as the bytes of its pieces; one transfer from the device a piece.
+    """Return the models of a stack, each as the bytes of its pieces.
+
+    It takes one transfer from the device a piece.
 
     Args:
         pieces: the state names of each, as `surgery.segments` gives them.

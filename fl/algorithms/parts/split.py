@@ -1,4 +1,4 @@
-"""Models with one part that all clients share and one part that never leaves its client."""
+"""Models with a part that clients share and a part that never leaves its client."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,7 +12,7 @@ from surgery import State, broadcast
 
 
 def split(fed: Federation, private: Collection[str]) -> Algorithm:
-    """FedAvg of all tensors, except for tensors that clients keep. These start as in the initial model.
+    """FedAvg, except for tensors that clients keep; these start as the initial ones.
 
     A client that was dropped keeps what it had. It predicts with the global part and its own, which is the initial one
     if it never took part.

@@ -16,7 +16,7 @@ from surgery.plan import Source
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Plan]) -> list[State]:
-    """Return the submodel of each plan; plans that are the same object share one, so do not change it.
+    """Return the submodel of each plan, one for all uses of a plan: do not change it.
 
     >>> import torch
     >>> from surgery.plan import Source
@@ -33,7 +33,7 @@ def models_of(
     plan: Callable[[int], Plan],
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Callable[[Server], ClientModels]:
-    """Return the `Algorithm.models` of a method where clients predict with parts of the global model.
+    """Return the `Algorithm.models` of clients with parts of the global model.
 
     The parts of the last server that was asked about are remembered, with the statistics of their static batch norms:
     these take one pass over the training data for each plan, and clients of one architecture share a plan.
@@ -67,7 +67,7 @@ def submodel_algorithm(
     aggregate: Callable,
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Algorithm:
-    """FedAvg with another server; clients receive parts of the global model, and predict with these.
+    """FedAvg with another server; clients receive and use parts of the global model.
 
     Args:
         plan, source: see `models_of`.
@@ -80,7 +80,7 @@ def submodel_algorithm(
 
 
 def with_own_tensors(fed: Federation, plans: Sequence[Plan], own_names: Sequence[Collection[str]]) -> Algorithm:
-    """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
+    """FedAvg of parts of the global model, with some tensors for each architecture.
 
     The server keeps these in its part "own", as "1:head.weight" for architecture 1, and averages them over the clients
     of the architecture. Other tensors are averaged, element by element, over the clients that hold the element. The own
@@ -126,7 +126,9 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own_names: Sequence
 
 
 def _joint(plan: Plan, own_names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
-    """Return where an architecture's model lies in the global model and all architectures' own tensors, taken together.
+    """Return where an architecture's model lies in the global and the own tensors.
+
+    The own tensors of all architectures are taken together.
 
     Args:
         shared: whether own tensors also count in the average of the global model's.

@@ -28,7 +28,10 @@ be given as well; the flags of the data say what the nodes get.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the command line. Returns the exit code: 0, or 2 for what cannot be run, 130 on Ctrl-C."""
+    """Run the command line; return the exit code.
+
+    It is 0, or 2 for what cannot be run, or 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
     return ended.code

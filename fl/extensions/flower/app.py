@@ -73,7 +73,7 @@ class RunSettings:
 
 
 def server_app() -> Any:
-    """Return the `flwr.serverapp.ServerApp` that trains with the nodes, and leaves a run folder."""
+    """Return the `flwr.serverapp.ServerApp` that trains and leaves a run folder."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()

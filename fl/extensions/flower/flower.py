@@ -1,4 +1,7 @@
-"""Requests and answers as Flower's messages, which only this file knows. It needs the extra `flower`."""
+"""Requests and answers as Flower's messages; it needs the extra `flower`.
+
+Only this file knows them.
+"""
 
 import json
 import time
@@ -23,7 +26,7 @@ _LATE = 64  # unanswered requests that are remembered, to report late answers
 
 
 def pack(message: NodeMessage) -> RecordDict:
-    """Pack a request or an answer as Flower carries it: its tensors as an ArrayRecord, the rest as JSON."""
+    """Pack a request or an answer for Flower: an ArrayRecord of tensors, and JSON."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     arrays = {
@@ -60,7 +63,10 @@ def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
 
 
 class GridLink:
-    """Requests over a Flower grid, see `fl.extensions.flower.nodes.Link`. Nodes are Flower's random node ids."""
+    """Requests over a Flower grid, see `fl.extensions.flower.nodes.Link`.
+
+    Nodes are Flower's random node ids.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -133,7 +139,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _bound(grid: Grid, limit: int) -> Iterator[None]:
-    """Limit the bytes of answers that a grid reads in the block; it raises _TooLong for more.
+    """Raise _TooLong in the block where a grid reads answers of more bytes.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpack` refuses them.

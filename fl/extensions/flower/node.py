@@ -1,4 +1,4 @@
-"""A node: it says which client's data it has, and trains the model that it is sent on them."""
+"""A node: it reports its client's data, and trains the models that it receives."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Node:
         self._key: dict[str, Any] = {}  # of what `_open` made for an earlier request
 
     def answer(self, request: NodeMessage) -> NodeMessage:
-        """Return what it sends back. Raises FLError, which says why, for what it cannot do."""
+        """Return the answer. Raises FLError, which says why, for what it cannot do."""
         kind = fields(request.header, {"kind": str})["kind"]
         if kind not in _KINDS:
             raise InvalidMessage(
@@ -147,7 +147,7 @@ class Node:
         return self._answer(header, as_tensors([envelope.frame for envelope in envelopes]), to=to)
 
     def _score(self, request: NodeMessage) -> NodeMessage:
-        """Say how well the models that this client predicts with do on its own held-out samples."""
+        """Score the models that this client predicts with on its held-out samples."""
         wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
         header, tensors = self._open(request, wanted)
         states = [level.state(0) for level in self._levels(tensors, header["levels"])]
@@ -184,7 +184,10 @@ class Node:
         return self._answer(header, {}, values=values.tolist())
 
     def _levels(self, tensors: dict[str, torch.Tensor], digests: list) -> list[Level]:
-        """Return the models of this client on some levels; those with a digest stay here, and may have come before."""
+        """Return the models of this client on some levels.
+
+        Models with a digest stay here, and may have come before.
+        """
         levels = []
         for number, digest in enumerate(digests):
             state = nest(tensors, f"level{number}")
@@ -192,15 +195,17 @@ class Node:
         return levels
 
     def _level(self, state: State) -> Level:
-        """Return a level on which only this client has a model, or (for an empty state) no client."""
+        """Return a level with this client's model, or without any for an empty state."""
         used = torch.full((len(self._fed.clients),), -1)
         if state:
             used[self.number] = 0
         return Level([self._on_device(state)], used)
 
     def _client_state(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
-        """Return what this client has kept [1, ...]: the version that the request names, or the start that came with
-        it; empty if clients of the method keep nothing.
+        """Return the state that this client has kept, [1, ...].
+
+        It is the version that the request names, or the start that came with it; empty if clients of the method keep
+        nothing.
         """
         if keeps is None:
             return {}
@@ -284,7 +289,10 @@ class Node:
     def _adapt(
         self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
     ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-        """Return the models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
+        """Return the models with adapters on this node's base.
+
+        Raises InvalidMessage if it is not the server's base.
+        """
         init, way = self.init or settings.model.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
         try:
             models = make_models(settings, spec, find(init, spec) if init else None, clients, device)

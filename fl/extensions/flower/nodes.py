@@ -1,4 +1,4 @@
-"""The nodes of a run: who they are and what they have, and the exchange of requests with them."""
+"""The nodes of a run, what data they have, and the exchange of requests."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ class Link(Protocol):
     def ask(
         self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limit: int
     ) -> tuple[list[NodeMessage | str], list[tuple[Address, str]]]:
-        """Send the requests and wait for the answers; an answer that cannot be used is the reason.
+        """Send the requests and wait for the answers, or the reasons why there are none.
 
         Args:
             timeout: seconds.
@@ -144,7 +144,7 @@ class Nodes:
             )
 
     def _check(self, answer: NodeMessage | str, request: NodeMessage) -> None:
-        """Raise InvalidMessage for what is no answer to this request, by this client, on the data that it reported."""
+        """Raise InvalidMessage unless this answers the request, on the reported data."""
         if isinstance(answer, str):
             raise InvalidMessage(answer)
         header = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
@@ -175,7 +175,7 @@ class Nodes:
     def _address(
         self, clients: Sequence[int], requests: Sequence[NodeMessage]
     ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
-        """Return the positions of clients with connected nodes, and their requests with the place of each.
+        """Return positions of connected clients, and their requests with places.
 
         If some are gone, nodes that were started since are greeted first.
         """

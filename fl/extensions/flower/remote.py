@@ -1,4 +1,4 @@
-"""Clients on other machines, for a federation: a method's client function is a request to each node and its answer."""
+"""Clients on other machines: a client function is a request to each node."""
 
 import dataclasses
 import math
@@ -65,7 +65,7 @@ def check_settings(config: Config) -> None:
 
 
 def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Timeouts = Timeouts()) -> dict:
-    """Train with the nodes behind the link and leave a run folder, or continue the run in it; return its summary.
+    """Train with the link's nodes, or resume the folder's run; return its summary.
 
     Rounds, run folder and checkpoint are as in a simulation.
 
@@ -84,7 +84,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Tim
 
 
 class Remote:
-    """The transport of clients on other machines, see `fl.federation.transport.Transport`.
+    """The transport of clients elsewhere, see `fl.federation.transport.Transport`.
 
     A client's state never leaves its node, which keeps a version of it for each round that the server may still
     name. The server stores the numbers: of the run, and of each client's version [clients], 0 for a client that has
@@ -115,7 +115,10 @@ class Remote:
         self._secret: SecretExchange | None = None  # of the round, where clients recombine their models in secret
 
     def specs(self, space: Space) -> list[Spec] | None:
-        """Return the architecture of each client, by the width and depth, or the budget, that its node reported."""
+        """Return the architecture of each client, by the budget that its node reported.
+
+        A node may report a width and a depth instead.
+        """
         if not any(self._budgets):
             return None
         specs = []
@@ -189,7 +192,7 @@ class Remote:
     def _versions(
         self, client_states: State, clients: Sequence[int], requests: Sequence[NodeMessage], came: Collection[int]
     ) -> State:
-        """Return the versions after a round, in which clients at these positions have kept a new one."""
+        """Return the versions after a round with new ones of clients at these positions."""
         if not client_states:
             return client_states
         version = client_states["version"].clone()
@@ -198,7 +201,7 @@ class Remote:
         return {**client_states, "version": version}
 
     def _count(self, answer: NodeMessage) -> None:
-        """Add what a client says that it has computed. Raises InvalidMessage if it says something else."""
+        """Add a client's operations; InvalidMessage if it reports anything else."""
         flops = fields(answer.header, {"flops": int})["flops"]
         if not 0 <= flops < _MOST:
             raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
@@ -207,7 +210,7 @@ class Remote:
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
     ) -> ClientUpdate:
-        """Return the update of a round; clients without an answer keep their start, and have size 0."""
+        """Return a round's update; clients without an answer keep their start, size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
@@ -218,11 +221,11 @@ class Remote:
         return ClientUpdate(trained, loss, sizes, trained, steps=fed.steps(clients))
 
     def _sizes(self, clients: Sequence[int], came: Collection[int]) -> tuple[int, ...]:
-        """Return the numbers of samples of clients, 0 for those at other positions than these."""
+        """Return clients' numbers of samples, 0 at positions other than these."""
         return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
     def _read_trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
-        """(state, loss) of an answer. Raises InvalidMessage unless the state is one like the start."""
+        """Return an answer's state and loss; InvalidMessage for an unlike state."""
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
             raise InvalidMessage("its loss is infinite, not a number, or missing")
@@ -324,13 +327,13 @@ class Remote:
         return digests, tensors
 
     def _forget(self, clients: Sequence[int], came: Collection[int]) -> None:
-        """Send all levels again to a node that did not answer as it should: it may have lost them."""
+        """Send all levels again to a node without a valid answer: it may have lost them."""
         for k, client in enumerate(clients):
             if k not in came:
                 self._has.pop(client, None)
 
     def _keeps(self, client_states: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-        """Return which version of its state a client takes, and under which number it keeps a new one.
+        """Return the versions of its state that a client takes and keeps.
 
         And the start for one that has none yet. None if clients of the method keep nothing.
         """
@@ -343,7 +346,7 @@ class Remote:
         return keeps, {} if version else flat(start, "client_state")
 
     def _snapshot(self, client_states: State, rng: Rng) -> None:
-        """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
+        """Remember the versions of the last checkpoint, from which a run may resume."""
         run = int(client_states["run"])
         if run not in self._saved or (rng.round - 1) % self.config.evaluation.checkpoint_every == 0:
             self._saved[run] = client_states["version"].clone()
@@ -372,7 +375,9 @@ class Remote:
 
 
 def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -> Dataset:
-    """Return data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory.
+    """Return data of the clients' shapes and sizes, without their content.
+
+    The samples are zeros, which take no memory.
 
     Args:
         labels: whether the labels of the training samples are as frequent as the clients'.
@@ -391,8 +396,9 @@ def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -
 
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
-    """Return parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so
-    on.
+    """Return parts of these sizes, [clients][3], one after another.
+
+    First are the training samples of all clients, and so on.
     """
     columns = [list(column) for column in zip(*sizes)]
     parts = torch.arange(sum(map(sum, columns))).split([sum(column) for column in columns])

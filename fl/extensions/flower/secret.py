@@ -1,4 +1,4 @@
-"""Secure recombination among nodes: the server passes on what they send each other, and cannot read it."""
+"""Secure recombination among nodes: the server passes on what it cannot read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ class SecretExchange:
 
 
 def take_key(tensors: dict[str, Tensor]) -> bytes:
-    """Take the public key out of the tensors of an answer to a request for training. Raises InvalidMessage without."""
+    """Take the public key out of an answer's tensors; InvalidMessage without one."""
     key = tensors.pop("public", torch.empty(0))
     if key.dtype != torch.uint8 or tuple(key.shape) != (_KEY,):
         raise InvalidMessage("it sent no public key")
@@ -92,7 +92,7 @@ def as_tensors(frames: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def as_frames(tensors: dict[str, Tensor]) -> list[bytes]:
-    """Return the frames of a message, in order. Raises InvalidMessage for tensors that are none.
+    """Return the frames of a message, in order; InvalidMessage for other tensors.
 
     >>> as_frames(as_tensors([b"one", b"two"]))
     [b'one', b'two']

@@ -1,4 +1,4 @@
-"""Prompts with answers, such as instructions: only the answers count in losses and in scores."""
+"""Prompts with answers: only the answers count in losses and in scores."""
 
 import json
 import logging
@@ -72,7 +72,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
 
 
 def _parts_of(template: str) -> list[tuple[str, str | None]]:
-    """Return the template's texts, each with the name of the field that follows it; None after the last one."""
+    """Return the template's texts, each with the name of the next field, or None."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:

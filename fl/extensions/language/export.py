@@ -39,7 +39,7 @@ def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
 
 
 def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
-    """Return what peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
+    """Return peft's settings of the base of a run's adapters: its name, or nothing.
 
     A model that was given from Python says it itself.
 

@@ -1,7 +1,8 @@
-"""Models of HuggingFace's transformers, from a folder on this machine: of text, and classifiers of text and of images.
+"""Models of HuggingFace's transformers, from a folder on this machine.
 
-Which of a library's classes it is follows from the data: AutoModelForCausalLM if labels are the next tokens,
-AutoModelForSequenceClassification for tokens with a label a sample, and AutoModelForImageClassification for images.
+They are models of text, and classifiers of text and of images. Which of a library's classes it is follows from the
+data: AutoModelForCausalLM if labels are the next tokens, AutoModelForSequenceClassification for tokens with a label a
+sample, and AutoModelForImageClassification for images.
 """
 
 import json
@@ -55,7 +56,10 @@ class HFModel(nn.Module):
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
+        """Return logits [N, classes] of images [N, C, H, W] from -1 to 1.
+
+        Of tokens [N, T] the logits are [N, classes] or [N, T, vocabulary].
+        """
         if self.images:
             return self.model(pixel_values=x * self.scale + self.shift).logits
         config = self.model.config
@@ -66,7 +70,7 @@ class HFModel(nn.Module):
             return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **options).logits
 
     def save(self, folder: Path) -> None:
-        """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with.
+        """Write what the library's `from_pretrained` loads, and the tokenizer.
 
         FLError for a model that was cut: its configuration does not have its sizes.
         """
@@ -87,7 +91,7 @@ class HFModel(nn.Module):
 
 
 def _normalisation(folder: Path | None) -> tuple[Any, Any]:
-    """Read the scale and shift of pixels from -1 to 1; 1 and 0 if the folder does not say."""
+    """Read the scale and shift of pixels from -1 to 1; by default 1 and 0."""
     if folder is None or not (file := folder / "preprocessor_config.json").is_file():
         return 1.0, 0.0
     try:
@@ -142,7 +146,7 @@ class Folder(Source):
         return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
 
     def fit_to(self, data: Dataset, config: Any) -> Dataset:
-        """Check that the model has the data's tokens, and make its vocabulary the classes of text.
+        """Check the model's tokens, and make its vocabulary the classes of text.
 
         The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
 
@@ -227,7 +231,7 @@ class Folder(Source):
 
 
 class ConfigFile(Folder):
-    """The model that --model hf-config:FOLDER, or FILE, names: a model of this configuration, with random weights."""
+    """The model of --model hf-config:FOLDER or FILE, with random weights."""
 
     drawn = True
 

@@ -51,10 +51,11 @@ def flora_na(fed: Federation) -> Algorithm:
 
 
 def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the numbers p and q [K] that make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small, for one adapter.
+    """Return numbers p and q [K] of the best combination of one adapter's matrices.
 
-    Each of the two is a problem of least squares if the other is known. Both begin as the shares (FedIT), and each step
-    is the shortest one to a solution, so that what says nothing about them leaves them as they are.
+    They make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small. Each of the two is a problem of least squares if
+    the other is known. Both begin as the shares (FedIT), and each step is the shortest one to a solution, so that what
+    says nothing about them leaves them as they are.
 
     Args:
         a: of the K clients [K, rank, in].
