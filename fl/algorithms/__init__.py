@@ -1,6 +1,7 @@
-"""Federated methods, one file each, to be read next to its paper. To add one, add a file with a `METHOD`, or name a
-`Method` as an entry point of the group `layer_surgery.algorithms` in a package of your own; `--algorithm module:METHOD`
-takes one from any module.
+"""Federated methods, one file each, to be read next to its paper.
+
+To add one, add a file with a `METHOD`, or name a `Method` as an entry point of the group `layer_surgery.algorithms` in
+a package of your own; `--algorithm module:METHOD` takes one from any module.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping

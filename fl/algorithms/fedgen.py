@@ -70,11 +70,11 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     alpha = beta = 0 is FedAvg. The generator starts from the same weights in every run.
 
     These come from the released code: the divergence (the paper has only the cross entropy), the uniform y' (the paper
-    draws labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
+    samples labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
     has the loss of their mean logits), the diversity loss as an exponential, moments of Adam that last from round to
     round, and the decay. These do not: noise is normal, as in the paper; clients make as many latents as their batch
-    has samples; the server draws labels by their frequency, as in the paper; and clients distil in all of their epochs,
-    not only in the first 20.
+    has samples; the server samples labels by their frequency, as in the paper; and clients distil in all of their
+    epochs, not only in the first 20.
 
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.

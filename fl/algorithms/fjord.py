@@ -32,8 +32,8 @@ class FjORDOptions:
     """FjORD."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0, most=1)] = (0.2, 0.4, 0.6, 0.8, 1.0)
-    """widths that clients draw from in every step, as rates of the global model's (the authors' code: 0.2 to 1); a
-    client draws from those below its own width and its own; 1 alone is no ordered dropout"""
+    """widths that clients sample in every step, as rates of the global model's (the authors' code: 0.2 to 1); a client
+    samples its own width or one below it; 1 alone is no ordered dropout"""
     distil: bool = False
     """train a client's whole model in every step, too, and the narrower one on its predictions instead of the labels"""
 
@@ -42,7 +42,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     """Train the left-most channels of the model in every step, of a width that the client samples (ordered dropout).
 
     The server averages each element over the clients that have it, by their samples. Clients' own widths, the most
-    that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
+    that they sample, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
     and, with one architecture, FedAvg.
 
     A step's narrower model is the client's model with the weights of channels beyond the width set to 0. So clients

@@ -1,5 +1,6 @@
-"""The processes of a simulation: how they find each other, what they exchange by the process group of
-torch.distributed, and how they end.
+"""The processes of a simulation: how they meet, exchange tensors, and end.
+
+They exchange by the process group of torch.distributed.
 """
 
 import atexit

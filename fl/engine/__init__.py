@@ -1,4 +1,4 @@
-"""Local training: K clients, each from a start of its own, on its own data, for its own number of steps.
+"""Local training of K clients, each with its own start, data and number of steps.
 
 Backends share one signature, `train(groups) -> results`, use the same batches and random numbers, and give the same
 result up to float32 rounding:

@@ -1,4 +1,4 @@
-"""Random changes of training samples, as tensor operations on the device: no worker processes, no host."""
+"""Random changes of training samples, as tensor operations on the device."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Conditions under which a choice of backend holds: a device with its versions, a model, shapes, and a step's code."""
+"""Conditions of a choice of backend: device, versions, model, shapes and code."""
 
 import hashlib
 import json

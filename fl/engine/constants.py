@@ -1,4 +1,4 @@
-"""Frozen parameters, once for all clients: they stay in the model, and no state has them.
+"""Frozen parameters, once for all clients: in the model, and in no state.
 
 A state is what a client trains, keeps and sends, so that K clients on a frozen base take the memory of the base and of
 K times what they train.

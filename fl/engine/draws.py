@@ -1,8 +1,9 @@
-"""Random numbers within a step (dropout, stochastic depth, augmentation, noise) without a generator's state.
+"""Random numbers within a step, without a generator's state.
 
-Each number is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
-comes from the client's own generator (`fl.engine.batches`). So it is the same on every device (normal numbers up to
-rounding) and in every backend: one client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
+They serve dropout, stochastic depth, augmentation and noise. Each number is a hash of (key, stream, number of the draw,
+position), where the key belongs to a client's step and comes from the client's own generator (`fl.engine.batches`). So
+it is the same on every device (normal numbers up to rounding) and in every backend: one client after another, stacked
+under vmap, in threads, or replayed in a CUDA graph.
 """
 
 import math

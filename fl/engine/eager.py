@@ -1,7 +1,8 @@
-"""Plain eager steps, one client at a time: in this thread (`loop`, the reference that the other backends are compared
-with), or in several side by side (`workers`, for the CPU).
+"""Plain eager steps, one client at a time or several side by side.
 
-One small step cannot keep several cores busy, but several steps can. Torch releases Python's lock while it computes.
+`loop` trains in this thread, and is the reference that the other backends are compared with; `workers`, for the CPU,
+trains several clients side by side. One small step cannot keep several cores busy, but several steps can. Torch
+releases Python's lock while it computes.
 """
 
 import copy

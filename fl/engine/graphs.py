@@ -1,4 +1,4 @@
-"""Each client's step is captured once as a CUDA graph and replayed, several clients on parallel streams.
+"""Steps captured once as CUDA graphs and replayed, clients on parallel streams.
 
 Eager steps of small models wait for the launches of their many small kernels; a graph is one launch. Clients of
 different architectures also run side by side. Captures are kept for the next rounds.

@@ -1,4 +1,4 @@
-"""Code that all backends share: the job, its results, and how a batch is fetched and a loss computed."""
+"""Code that all backends share: the job, its results, its batches and losses."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,10 +1,10 @@
-"""Objectives that clients minimise, and where they take the gradient: the only two hooks into local training.
+"""Objectives and ascents, the only two hooks into local training.
 
-An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
-model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the
-client (anchors, masks); `batch` is (x, y), or (x, y, per_sample) if the algorithm passes values for each sample (cached
-logits). x is a tensor, or a dict of them if samples have several inputs. The engine differentiates the loss with
-respect to `params`.
+Clients minimise an objective; an ascent says where they take its gradient. An objective takes (call, params, context,
+batch) of one client and returns a scalar loss. `call(params, x)` runs the model in training mode with that client's
+buffers; `context` is a dict of tensors that the algorithm passes for the client (anchors, masks); `batch` is (x, y), or
+(x, y, per_sample) if the algorithm passes values for each sample (cached logits). x is a tensor, or a dict of them if
+samples have several inputs. The engine differentiates the loss with respect to `params`.
 
 An ascent takes (params, gradients) of one client and returns a step; the gradient at params + step, of the
 same batch and with the same random numbers, then moves the client. That is sharpness-aware training.

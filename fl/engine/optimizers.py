@@ -1,5 +1,6 @@
-"""The clients' optimizers: fused steps over all tensors, in place, of one client or a stack of clients alike; and how
-their learning rate changes from round to round.
+"""The clients' optimizers, and how their learning rate changes in a run.
+
+Steps are fused over all tensors, in place, of one client or a stack of clients alike.
 """
 
 import math

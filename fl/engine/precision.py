@@ -1,4 +1,4 @@
-"""The numbers, the memory layout, the order and the kernels with which a step is computed."""
+"""The numbers, memory layout, order and kernels with which steps are computed."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A trial of a backend: the first steps of a run's clients, and the process that trains them beside the loop.
+"""A trial of a backend: a run's first steps in a process, beside the loop's.
 
 `admission` writes the clients' first steps to a file, and starts a process for each candidate. The process calls
 `attend`, and leaves what it measured beside the file.

@@ -1,4 +1,4 @@
-"""All clients side by side: one step of K models is one call over stacked tensors (torch.func.vmap)."""
+"""All clients side by side: one step of K models is one call (torch.func.vmap)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -1,5 +1,6 @@
-"""Malicious clients: they also train on poisoned data, and add to what they send what they learnt there, amplified
-(FedFA, equation 1).
+"""Malicious clients, which also train on poisoned data (FedFA, equation 1).
+
+They add what they learnt there, amplified, to what they send.
 """
 
 from collections.abc import Sequence, Set

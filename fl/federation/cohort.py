@@ -1,5 +1,7 @@
-"""The clients of a round: their classes, and their states, which are one stack if all have the same architecture and
-otherwise a list, as are the objectives' inputs. Everything that has to know which of the two it is lies here.
+"""The clients of a round: their classes, their states and objectives' inputs.
+
+These are one stack if all have the same architecture and otherwise a list. Everything that has to know which of the two
+it is lies here.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Clients that diverge are dropped from the round, and the run continues; a server that diverges ends it."""
+"""Drop clients that diverge from the round; end a run if its server diverges."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -40,7 +40,7 @@ What it costs, and changes:
   67 MB, 1.95 GB, 14.5 times the model. What it sends to other clients comes on top.
 - The server does not know the trained models, so the metrics of clients' models in metrics.csv (accuracy, cosine) are
   computed from the recombined models.
-- A simulation draws the clients' choices from the run's seed, so that it can be repeated: whoever knows the seed knows
+- A simulation makes the clients' choices by the run's seed, so that it can be repeated: whoever knows the seed knows
   the order. Keys, sessions and tags are new in every round and always random.
 """
 

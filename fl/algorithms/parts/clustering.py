@@ -1,5 +1,6 @@
-"""Clusters of clients by their models: K-means as long as there are no centres, then the nearest centre (FeSEM, and
-FeMAM's cluster levels: Eq. 4 and 7).
+"""Clusters of clients by their models: K-means, then the nearest centre.
+
+It is K-means as long as there are no centres (FeSEM, and FeMAM's cluster levels: Eq. 4 and 7).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
-"""The ServerApp and the ClientApp of `flwr run`; `fl.extensions.flower.local.write_app` writes its folder.
+"""The ServerApp and the ClientApp of `flwr run`.
 
-The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder),
-`init` (its copy of the weights that adapters are beside) and `width` and `depth`, or `budget`.
+`fl.extensions.flower.local.write_app` writes its folder. The run config has the keys of `RunSettings`. A node's config
+has `partition-id`, and may have `data` (its folder), `init` (its copy of the weights that adapters are beside) and
+`width` and `depth`, or `budget`.
 """
 
 import dataclasses
