@@ -46,7 +46,7 @@ def drop_failed(
     """Reset clients with non-finite loss or weights to their start, and size 0.
 
     Numbers that are huge and still finite are no failure. A warning names the clients and the round. Waits for the
-    device, once in a round without failures.
+    device, once in a round without a failure.
 
     Args:
         loss: of each client [K].

@@ -13,7 +13,7 @@ from fl.federation import Federation
 
 
 def check_exits(fed: Federation, method: str, distils: bool) -> None:
-    """Raises FLError for a model without exits, and for distillation if outputs are not logits of classes."""
+    """Raise FLError for a model without exits, or outputs that cannot be distilled."""
     if "several_classifiers" not in fed.needs():
         raise FLError(
             f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18",

@@ -44,7 +44,7 @@ class OwnModels:
             self._most |= {key: max(n, self._most.get(key, 0)) for key, n in lengths.items()}
 
     def algorithm(self) -> Algorithm:
-        """FedAvg; clients predict with these models, which start as the initial models of their architectures."""
+        """FedAvg; clients predict with these models, which start as the initial ones."""
         fed, plain = self.fed, with_own_models(self.fed)
         if not self.several:
             return plain
