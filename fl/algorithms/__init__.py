@@ -1,6 +1,7 @@
-"""Federated methods, one file each, to be read next to its paper. To add one, add a file with a `METHOD`, or name a
-`Method` as an entry point of the group `layer_surgery.algorithms` in a package of your own; `--algorithm module:METHOD`
-takes one from any module.
+"""Federated methods, one file each, to be read next to its paper.
+
+To add one, add a file with a `METHOD`, or name a `Method` as an entry point of the group `layer_surgery.algorithms` in
+a package of your own; `--algorithm module:METHOD` takes one from any module.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -12,7 +13,7 @@ from fl.base.plugins import files_of, find, import_file, kind, list_installed, l
 
 
 class Methods(MutableMapping[str, Method]):
-    """Methods by name, of files and of packages; a file is imported when somebody asks for its method.
+    """Methods by name, of files and of packages; files are imported on request.
 
     They are listed in the order of `KINDS`; then come those that were added.
     """
@@ -29,7 +30,10 @@ class Methods(MutableMapping[str, Method]):
         return [name for name in self._methods if name not in self._ours]
 
     def __getitem__(self, name: str) -> Method:
-        """Return a method; KeyError if there is none of this name. FLError for a file that cannot be imported."""
+        """Return a method; KeyError for an unknown name.
+
+        FLError for a file that cannot be imported.
+        """
         if name in self._files:
             self._load(name)
         elif name not in self._methods and self._packages and name in list_installed("algorithms"):
@@ -49,9 +53,9 @@ class Methods(MutableMapping[str, Method]):
 
     def _load_packages(self) -> None:
         self._packages = False
-        found = load_entry_points("algorithms", self, _check)
-        self._ours.update(found)
-        self._methods |= found
+        methods = load_entry_points("algorithms", self, _check)
+        self._ours.update(methods)
+        self._methods |= methods
 
     def __setitem__(self, name: str, method: Method) -> None:
         if self._files.pop(name, None):
@@ -76,7 +80,7 @@ class Methods(MutableMapping[str, Method]):
 
 
 class _Options(Mapping[str, Any]):
-    """The defaults of methods' options, by the methods' names; None for a method without options."""
+    """The defaults of methods' options, by name; None for a method without options."""
 
     def __getitem__(self, name: str) -> Any:
         return getattr(ALGORITHMS[name], "options", None)
@@ -88,13 +92,13 @@ class _Options(Mapping[str, Any]):
         return len(ALGORITHMS)
 
 
-def _check(found: Any, name: str = "") -> Method:
-    """Return what a package or a module has if it is a method, of this name if one is given."""
-    if not isinstance(found, Method):
-        raise FLError(f"is {kind(found)}, not a Method")
-    if name not in ("", found.name):
-        raise FLError(f"is the method {found.name}: name it so", code="name")
-    return found
+def _check(value: Any, name: str = "") -> Method:
+    """Return the value if it is a method, of this name if one is given."""
+    if not isinstance(value, Method):
+        raise FLError(f"is {kind(value)}, not a Method")
+    if name not in ("", value.name):
+        raise FLError(f"is the method {value.name}: name it so", code="name")
+    return value
 
 
 ALGORITHMS = Methods()
@@ -108,7 +112,7 @@ SOURCES: dict[str, str] = {}
 
 
 def import_method(path: str) -> Method:
-    """Import a method by its import path, `module:METHOD`, without adding it to `ALGORITHMS`.
+    """Import a method by its path, `module:METHOD`, without adding it to `ALGORITHMS`.
 
     Raises:
         FLError: for a path of no method, or of one with the name of another method.
@@ -116,9 +120,9 @@ def import_method(path: str) -> Method:
     >>> import_method("fl.algorithms.fedprox:METHOD").name
     'fedprox'
     """
-    found = find("algorithms", path)
+    value = find("algorithms", path)
     try:
-        method = _check(found)
+        method = _check(value)
         known = ALGORITHMS.get(method.name, method)
         if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
             raise FLError(f"has the name of another method, {method.name}: rename its function", code="name")
@@ -128,7 +132,7 @@ def import_method(path: str) -> Method:
 
 
 def register(path: str, method: Method) -> None:
-    """Add a method with the import path that it was given by, unless it is one of a file or of a package."""
+    """Add a method with its import path, unless a file or a package has it."""
     if method.name in ALGORITHMS.added or method.name not in ALGORITHMS:
         ALGORITHMS[method.name], SOURCES[method.name] = method, path
 

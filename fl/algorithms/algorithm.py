@@ -38,7 +38,9 @@ class Levels(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method. Its functions do not depend on where clients are: in this process, on ranks, elsewhere.
+    """A federated method, as functions.
+
+    They do not depend on where clients are: in this process, on ranks, elsewhere.
 
     Attributes:
         fed: the federation that the method was made for.
@@ -88,7 +90,7 @@ class Algorithm:
     name: str = "this method"
 
     def check(self, needs: Mapping[str, str]) -> None:
-        """Raise FLError if the method lacks a capability that a setting or an extension needs.
+        """Raise FLError if the method lacks a capability that is needed.
 
         Args:
             needs: for each capability, by its name in `fl.federation.capabilities.CAPABILITIES`, the flags that need
@@ -101,7 +103,7 @@ class Algorithm:
         return self.sample(server, rng) if self.sample else self.fed.sample(rng)
 
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
-        """Do a round: send the message, get the clients' update, apply the steps and then the server's rule.
+        """Do a round: send, get the clients' update, apply the steps, aggregate.
 
         If no update arrives, the server does not change (except with `always_aggregates`).
         """
@@ -125,7 +127,7 @@ class Algorithm:
     def aggregate_clients(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
-        """Call `aggregate` with an update. Return the new server and the method's metrics (perhaps none)."""
+        """Call `aggregate`; return the new server and the method's metrics."""
         result = self.aggregate(server, clients, update, rng)
         new_server, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_aggregated(self.name, new_server, metrics, server)
@@ -143,7 +145,7 @@ class Algorithm:
         return self._personal(server, models, all_clients) if self.personalize else models
 
     def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
-        """Return logits [N, classes] for uint8 images: of the global model, or of the models of one client."""
+        """Return logits [N, classes] for uint8 images: of the global model or a client's."""
         if client is None:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):

@@ -42,9 +42,9 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
         w ← w - eta grad f(w),    v ← v - eta alpha grad f(alpha v + (1 - alpha) w)
 
-    and sends w, which is averaged. v goes on from where it was, and begins as the initial model; so does the v of a
-    client that never took part. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture
-    are v's. Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is w's.
+    and sends w, which is averaged. v begins as the initial model, also for a client that never took part, and continues
+    from where it was. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture are v's.
+    Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is w's.
 
     With `adaptive`, alpha ← alpha - eta <v - w, grad f(alpha v + (1 - alpha) w)>, kept within [0, 1], at the first step
     of a client in each round, as in the released code.
@@ -65,9 +65,9 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
     def client(message, client_states, clients, rng):
         update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, objective)
-        kept = {name: update.states[name] for name in client_states}
+        personal = {name: update.states[name] for name in client_states}
         states, sent = part_of(update.states, "model"), part_of(update.received, "model")
-        return update._replace(states=states, received=sent, client_states=kept)
+        return update._replace(states=states, received=sent, client_states=personal)
 
     def personalize(models, client_states, clients, rng):
         return mixture.mean(part_of(client_states, "own"), models, client_states["alpha"])
@@ -76,7 +76,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
 
 
 class Mixture(nn.Module):
-    """The model that is shared, beside it the client's own, and the share of that in their mixture.
+    """The shared model, the client's own model, and the own model's share (alpha).
 
     Its output is the logits of the shared model and the logits of the mixture.
     """
@@ -89,25 +89,32 @@ class Mixture(nn.Module):
         self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device), requires_grad=adaptive)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits of the shared model, of the mixture); of the latter no gradient reaches the shared model."""
-        shared = {name: p.detach() for name, p in self.model.named_parameters()}
-        own = dict(self.own.named_parameters())
-        logits = self.model(x)
-        return logits, functional_call(self.own, self.mean(own, shared, self.alpha), (x,))
+        """Return the logits of the shared model and of the mixture.
 
-    def mean(self, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: Tensor) -> State:
-        """alpha own + (1 - alpha) shared, of single states or of stacks with an alpha each; what is not trained is own.
+        The mixture's gradient does not reach the shared model.
+        """
+        shared = {name: p.detach() for name, p in self.model.named_parameters()}
+        personal = dict(self.own.named_parameters())
+        logits = self.model(x)
+        return logits, functional_call(self.own, self.mean(personal, shared, self.alpha), (x,))
+
+    def mean(self, personal: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: Tensor) -> State:
+        """Return alpha personal + (1 - alpha) shared.
+
+        Of single states, or of stacks with an alpha each. Tensors that are not trained are the personal ones.
 
         >>> mean = Mixture(nn.Linear(1, 1, bias=False), 0.5, False).mean
         >>> mean({"weight": torch.tensor([[[4.0]]])}, {"weight": torch.tensor([[[2.0]]])}, torch.tensor([0.25]))
         {'weight': tensor([[[2.5000]]])}
         """
-        shares = {name: alpha.view(*alpha.shape, *[1] * (own[name].ndim - alpha.ndim)) for name in self.learnt}
-        return {**own} | {name: share * own[name] + (1 - share) * shared[name] for name, share in shares.items()}
+        shares = {name: alpha.view(*alpha.shape, *[1] * (personal[name].ndim - alpha.ndim)) for name in self.learnt}
+        return {**personal} | {
+            name: share * personal[name] + (1 - share) * shared[name] for name, share in shares.items()
+        }
 
 
 def mix(loss: Loss) -> Objective:
-    """Return the loss of the shared model; the gradient adds the mixture's, with respect to the rest."""
+    """Return the shared model's loss; the gradient adds the mixture's for the rest."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch
@@ -118,7 +125,9 @@ def mix(loss: Loss) -> Objective:
 
 
 class TwoModelOptimizer(NamedTuple):
-    """The optimizer of a `Mixture`: one for each model; and once a round a step of alpha, if it is adaptive.
+    """The optimizer of a `Mixture`: one for each model, and one for an adaptive alpha.
+
+    Alpha takes a step once a round.
 
     Attributes:
         lr: the learning rate of all.
@@ -130,16 +139,19 @@ class TwoModelOptimizer(NamedTuple):
     adaptive: bool
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """Return the initial optimizer state: both models' states and the number of the step."""
+        """Return the initial optimizer state: both models' and the number of the step."""
         of_models = (self.inner.memory(half) for half in self._models(params))
-        kept = {f"{i}.{name}": tensors for i, own in enumerate(of_models) for name, tensors in own.items()}
-        return {**kept, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
+        entries = {f"{i}.{name}": tensors for i, memory in enumerate(of_models) for name, tensors in memory.items()}
+        return {**entries, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
+        """Take a step, see `fl.engine.SGD.step`.
+
+        The count stays on the device, so that every step is the same.
+        """
         for i, (half, slopes) in enumerate(zip(self._models(params), self._models(gradients))):
-            kept = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
-            self.inner._replace(lr=self.lr).step(half, kept, slopes, lead)
+            entries = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
+            self.inner._replace(lr=self.lr).step(half, entries, slopes, lead)
         first = memory["made"][0].add_(1) == 1
         if self.adaptive:
             params[0].sub_(first * self.lr * gradients[0]).clamp_(0, 1)

@@ -60,20 +60,20 @@ def clusamp(fed: Federation) -> Algorithm:
         return draw_each(distributions(sizes, similarity_tree(server["gradients"]), fed.participants), rng)
 
     def aggregate(server, clients, update, rng):
-        received, kept = update.received, update.arrived
-        seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
+        received, arrived = update.received, update.arrived
+        seen = {client: k for k, (client, keep) in enumerate(zip(clients, arrived)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.device)
         gradients = {}
         for name, before in server["gradients"].items():
             change = received[name].index_select(0, entries) - server["global"][name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
-        return {"global": fed.average(received, kept), "gradients": gradients}
+        return {"global": fed.average(received, arrived), "gradients": gradients}
 
     return replace(fedavg(fed), init=init, aggregate=aggregate, sample=sample)
 
 
 def similarity_tree(gradients: Stack) -> np.ndarray:
-    """Ward's hierarchical clustering of n gradients by the angles between them: merges [n - 1, 2].
+    """Cluster n gradients by their angles with Ward's method: merges [n - 1, 2].
 
     Row i merges two nodes into node n + i; the nodes below n are the gradients.
 
@@ -85,8 +85,8 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     products = double(sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())))
     lengths = products.diagonal().sqrt()
     cosines = products / torch.outer(lengths, lengths)  # not finite: never seen, or too large
-    found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
-    angles, n, unseen = found.numpy(), len(found), zero.bool().numpy()
+    distances, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])
+    angles, n, unseen = distances.numpy(), len(distances), zero.bool().numpy()
     angles[np.ix_(unseen, unseen)] = 0
     if n == 1:
         return np.empty((0, 2), dtype=np.int64)
@@ -98,7 +98,7 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
 
     With M samples in all, each row sums to M exactly, and the column of a client with m samples to K * m. A client with
     M / K samples or more gets rows of its own; what is left of it is clustered with the others. The tree falls into
-    groups, none larger than a row. Each of the largest groups begins a row, and the others fill the room that is left.
+    groups, none larger than a row. Each of the largest groups begins a row, and the others fill what is left of it.
 
     Args:
         sizes: the clients' numbers of samples [n].
@@ -115,11 +115,11 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
         table[row : row + whole, client] = total
         row += whole
         mass[client] -= whole * total
-    found = sorted(groups(mass, merges, total), key=lambda group: -mass[group].sum())
-    for r, group in enumerate(found[: k - row], row):
+    by_size = sorted(groups(mass, merges, total), key=lambda group: -mass[group].sum())
+    for r, group in enumerate(by_size[: k - row], row):
         table[r, group] = mass[group]
     room = total - table.sum(1)
-    for client in chain.from_iterable(found[k - row :]):
+    for client in chain.from_iterable(by_size[k - row :]):
         while mass[client]:
             if not room[row]:
                 row += 1
@@ -146,7 +146,7 @@ def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
 
 
 def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """Sample one client from each distribution, independently: K clients, perhaps with repetitions."""
+    """Sample one client from each distribution: K clients, perhaps with repetitions."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
 

@@ -56,7 +56,7 @@ def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def mutual(loss: Loss) -> Objective:
-    """Return the sum of the exits' losses, and context["distil"] times what each learns from the others.
+    """Return the exits' summed losses + context["distil"] times their distances.
 
     Cached, because a new function would force a new graph capture.
     """
@@ -64,9 +64,9 @@ def mutual(loss: Loss) -> Objective:
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         x, y = batch
         outputs = call(params, x)
-        own = exit_log_probabilities(outputs)
-        apart = divergence(own.detach().unsqueeze(1), own).sum()  # an exit is not apart from itself
-        return mean(loss, outputs, y) + context["distil"] * apart / max(len(own) - 1, 1)
+        exits = exit_log_probabilities(outputs)
+        apart = divergence(exits.detach().unsqueeze(1), exits).sum()  # an exit is not apart from itself
+        return mean(loss, outputs, y) + context["distil"] * apart / max(len(exits) - 1, 1)
 
     return objective
 

@@ -24,9 +24,9 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
 
     w is the global model that the participant received; the pull is on the trained parameters. Both models train
     equally long, on the same batches and with the same optimizer; only the global one is sent. Personal models start
-    from the initial model and go on from where they were; a client that never took part still has the initial model. A
-    client whose global model diverges is dropped, and its personal model stays as it was; one whose personal
-    model diverges still counts in the average.
+    from the initial model and continue from where they were; a client that never took part still has the initial model.
+    A client whose global model diverges is dropped, and its personal model stays as it was; one whose personal model
+    diverges still counts in the average.
 
     lam = 0 is FedAvg beside Local.
     """

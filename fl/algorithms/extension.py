@@ -1,4 +1,7 @@
-"""An extension: settings of its own, and the wrappers that they switch on. `fl.extensions` has examples."""
+"""Extensions: settings of their own, and the wrappers that they switch on.
+
+`fl.extensions` has examples.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -19,7 +22,7 @@ from surgery import State
 
 
 class Order(IntEnum):
-    """The order in which extensions wrap a method, the smallest innermost; equal ones go by name."""
+    """The order in which extensions wrap a method: smallest innermost, then by name."""
 
     SENDING = 1
     """It changes what clients send."""
@@ -40,11 +43,13 @@ def nothing(options: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModelChange:
-    """A change by an extension of what clients train: tensors of its own beside the model's, which become constants.
+    """A change of what clients train: tensors of the extension's own.
+
+    They lie beside the model's tensors, which become constants.
 
     Attributes:
         make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device)
-            -> the model that clients train, what makes it anew from a generator, and the clients' own models if these
+            -> the model that clients train, what makes another from a generator, and the clients' own models if these
             differ, else None.
         load: (the model, settings, the state of a run folder) -> the model that this state is one of.
         plain: such a model -> one with the model's own parameters, in which the extension's are folded.
@@ -60,10 +65,11 @@ class ModelChange:
 
 @dataclass(frozen=True)
 class Extension:
-    """Settings, and what they wrap. To add one, add a file to `fl.extensions`, or an entry point of a package.
+    """Settings, and what they wrap.
 
-    The settings are a group that is called as the file, or as the entry point: `--compression.bits 8`. With the
-    defaults everything is as without the extension, and none of its functions is called.
+    To add one, add a file to `fl.extensions`, or an entry point of a package. The settings are a group that is called
+    as the file, or as the entry point: `--compression.bits 8`. With the defaults everything is as without the
+    extension, and none of its functions is called.
 
     Attributes:
         options: the defaults, a frozen dataclass. Its fields become flags and settings.

@@ -39,11 +39,11 @@ def fedadam(fed: Federation, options: FedAdamOptions = FedAdamOptions()) -> Algo
 def adaptive(
     fed: Federation, lr: float, beta1: float, tau: float, squares: Callable[[Tensor, Tensor], Tensor]
 ) -> Algorithm:
-    """FedAvg; the server takes the clients' mean update as a gradient, and divides by the root of its squares.
+    """FedAvg; the server scales the clients' mean update by the root of its squares.
 
-    The squares are of the mean update, as in the paper's fifth version on arXiv, in Flower and in FL-bench, not of the
-    momentum. As in the paper the moments have no bias correction, and the squares begin at tau^2. Buffers (batch-norm
-    statistics) are averaged as in FedAvg.
+    It takes the update as a gradient. The squares are of the mean update, as in the paper's fifth version on arXiv, in
+    Flower and in FL-bench, not of the momentum. As in the paper the moments have no bias correction, and the squares
+    begin at tau^2. Buffers (batch-norm statistics) are averaged as in FedAvg.
 
     Args:
         squares: (the squares so far, the square of the mean update) -> the new ones: what FedAdagrad, FedAdam and

@@ -17,15 +17,15 @@ def fedbn(fed: Federation) -> Algorithm:
     Raises:
         FLError: for a model without batch norms, which would be FedAvg.
     """
-    norms = [name for name, one in fed.model.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
-    kept = {f"{norm}.{name}" for norm in norms for name in fed.model.get_submodule(norm).state_dict()}
-    if not kept:
+    norms = [name for name, module in fed.model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    private = {f"{norm}.{name}" for norm in norms for name in fed.model.get_submodule(norm).state_dict()}
+    if not private:
         raise FLError(
             f"fedbn keeps batch norms at the clients, and {type(fed.model).__name__} has none: take --norm batch, or "
             "another --model or --algorithm",
             code="unsupported",
         )
-    return split(fed, kept)
+    return split(fed, private)
 
 
 METHOD = Method(fedbn, clients="personalized")

@@ -65,9 +65,10 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
 
 
 def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: State, eps: float) -> float:
-    """eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||mean D||^2 + eps))), the paper's equation for the server's step.
+    """Return the server's step, the paper's eta_g.
 
-    Waits for the device. Where the ratio overflows, or is 0 / 0, the step is 1.
+    eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||mean D||^2 + eps))). Waits for the device. Where the ratio overflows, or
+    is 0 / 0, the step is 1.
 
     Args:
         start: what the K clients started from; the norms are taken over its tensors.
@@ -79,10 +80,10 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     >>> step  # half of (9 + 1) / 2, over 1
     2.5
     """
-    each = sum(double((trained[name] - tensor).flatten(1).norm(dim=1)).square() for name, tensor in start.items())
+    lengths = sum(double((trained[name] - tensor).flatten(1).norm(dim=1)).square() for name, tensor in start.items())
     whole = sum(double((mean[name] - tensor).norm()).square() for name, tensor in start.items())
-    weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
-    ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()
+    weights = upload(torch.tensor(sizes, dtype=torch.float64), lengths.device)
+    ratio = ((weights @ lengths) / weights.sum() / (2 * (whole + eps))).item()
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
 
 

@@ -61,20 +61,20 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
     """FedAvg; clients also learn from latents that a generator on the server makes from noise and labels.
 
     A latent is the input of the model's last linear layer, the head. Clients minimise (section 4.2; see `distilling`)
-    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are drawn
-    uniformly from those that the generator was trained for, and y are the labels of the batch. Both terms are left out
-    until the generator has been trained once; clients never change it. The server averages the models, and trains the
-    generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
+    cross entropy + alpha CE(head(G(z, y')), y') + beta KL(head(G(z, y)) || model(x)), where the labels y' are sampled
+    uniformly from the labels that the generator was trained for, and y are the labels of the batch. Both terms are left
+    out until the generator has been trained once; clients never change it. The server averages the models, and trains
+    the generator on the clients' heads, for labels that are as frequent as among the participants (section 4.1; see
     `train_generator`).
 
     alpha = beta = 0 is FedAvg. The generator starts from the same weights in every run.
 
     These come from the released code: the divergence (the paper has only the cross entropy), the uniform y' (the paper
-    draws labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
+    samples labels as frequent as they are), a mean of the heads' losses, weighted by their shares of a label (the paper
     has the loss of their mean logits), the diversity loss as an exponential, moments of Adam that last from round to
     round, and the decay. These do not: noise is normal, as in the paper; clients make as many latents as their batch
-    has samples; the server draws labels by their frequency, as in the paper; and clients distil in all of their epochs,
-    not only in the first 20.
+    has samples; the server samples labels by their frequency, as in the paper; and clients distil in all of their
+    epochs, not only in the first 20.
 
     Raises:
         FLError: for a model that does not end in a linear layer with an output for each class, and for bad options.
@@ -160,7 +160,10 @@ def distilling(weight: str, bias: str | None) -> Objective:
 
 
 def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> State:
-    """Return a generator with torch's initial weights; "seen" are the labels that it has been trained for: none yet."""
+    """Return a generator with torch's initial weights.
+
+    "seen" are the labels that it has been trained for: none yet.
+    """
     numbers = Rng(0).torch("fedgen")
     generator = {}
     for name, rows, columns in (("fc1", hidden, noise + classes), ("fc2", latent, hidden)):
@@ -178,13 +181,13 @@ def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> Sta
 
 
 def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
-    """Return latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
+    """Return latents [B, L] from noise [B, Z] and labels [B].
 
-    In training the norm uses the statistics of the batch and updates the running ones in place; otherwise it uses the
-    running ones.
+    The layers are linear, batch norm, ReLU, linear. In training the norm uses the statistics of the batch and updates
+    the running ones in place; otherwise it uses the running ones.
     """
-    given = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
-    hidden = F.linear(given, generator["fc1.weight"], generator["fc1.bias"])
+    inputs = torch.cat([noise, F.one_hot(labels, len(generator["seen"])).to(noise.dtype)], 1)
+    hidden = F.linear(inputs, generator["fc1.weight"], generator["fc1.bias"])
     statistics = generator["norm.running_mean"], generator["norm.running_var"]
     hidden = F.batch_norm(hidden, *statistics, generator["norm.weight"], generator["norm.bias"], training)
     return F.linear(hidden.relu(), generator["fc2.weight"], generator["fc2.bias"])
@@ -201,11 +204,11 @@ def train_generator(
     labels: Tensor,
     diversity: float,
 ) -> tuple[State, Memory]:
-    """Return the generator and the optimizer's memory after S steps; the arguments do not change.
+    """Return the generator and the optimizer's memory after S steps, as new objects.
 
     Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
     diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
-    that of latents the mean absolute difference.
+    the distance of latents the mean absolute difference.
 
     Args:
         heads: the clients' weights [K, C, L] and biases [K, C], or None if the head has no bias.
@@ -234,7 +237,10 @@ def _moments(memory: Memory) -> dict[str, State]:
 
 
 def _draw(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU; labels are as frequent as in `counts` [C]."""
+    """Sample noise [S, B, Z] and labels [S, B] for a round's steps, on the CPU.
+
+    Labels are as frequent as in `counts` [C].
+    """
     generator, size = rng.torch("fedgen"), (options.steps, options.batch)
     noise = torch.randn(*size, options.noise, generator=generator)
     pool = torch.arange(len(counts)).repeat_interleave(counts)  # only labels that some client has
@@ -242,7 +248,7 @@ def _draw(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Ten
 
 
 def _head(fed: Federation) -> tuple[str, str | None]:
-    """Return the names of weight and bias of the linear layer that makes the model's logits."""
+    """Return the names of weight and bias of the layer that makes the logits."""
     last = layers(fed.model)[-1]
     module, known = fed.model.get_submodule(last.name), dict(fed.model.named_parameters())
     names = [f"{last.name}.{name}".removeprefix(".") for name in ("weight", "bias")][: len(last.tensors)]
@@ -259,9 +265,9 @@ def _head(fed: Federation) -> tuple[str, str | None]:
 
 @torch.no_grad()
 def _ends(fed: Federation, module: nn.Linear) -> bool:
-    """Return whether the model's output for images is this layer's, of one vector an image."""
+    """Return whether the model's output is this layer's, of one vector an image."""
     seen = []
-    hook = module.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    hook = module.register_forward_hook(lambda _, inputs, out: seen.append(inputs[0]))
     try:
         logits = fed.model.eval()(fed.data.example(dtype=module.weight.dtype))
     finally:

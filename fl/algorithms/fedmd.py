@@ -69,8 +69,8 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
         )
     public, rest = share_out(fed, options.public)
     private = replace(fed, clients=rest)
-    own, count = OwnModels(private), min(options.samples, len(public))
-    plain = own.algorithm()
+    own_models, count = OwnModels(private), min(options.samples, len(public))
+    plain = own_models.algorithm()
 
     def samples_of(seed: int, round: int) -> Tensor:
         return public[draw(len(public), count, Rng(seed, round).torch("public"))]
@@ -84,14 +84,16 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
         return {"model": broadcast(server["consensus"], len(clients))}
 
     def client(message, client_states, clients, rng):
-        states = digest(own.unpack(client_states, clients), message["model"], clients, rng)
+        states = digest(own_models.unpack(client_states, clients), message["model"], clients, rng)
         update = private.train(states, clients, rng)
-        asked = fed.data.samples_at(samples_of(rng.seed, rng.round + 1))
-        modules = [own.modules[own.owned[client]] for client in clients]
-        each = [fed.predict(state, asked, module) for state, module in zip(per_client(update.states), modules)]
-        logits = torch.stack(each).to(message["model"]["logits"])
+        public_samples = fed.data.samples_at(samples_of(rng.seed, rng.round + 1))
+        modules = [own_models.modules[own_models.owned[client]] for client in clients]
+        outputs = [
+            fed.predict(state, public_samples, module) for state, module in zip(per_client(update.states), modules)
+        ]
+        logits = torch.stack(outputs).to(message["model"]["logits"])
         received = {"logits": logits, "round": torch.full((len(clients),), rng.round + 1)}
-        return update._replace(received=received, client_states=own.pack(update.states))
+        return update._replace(received=received, client_states=own_models.pack(update.states))
 
     learning = replace(fed.with_local(epochs=options.epochs, augment=Augment(), masked=False), training=())
     rows = torch.zeros(len(fed.data.y), dtype=torch.int64)  # the row of each public sample in the tables of logits
@@ -99,7 +101,7 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
     rows_on_device = upload(rows, fed.data.device)
 
     def digest(states: States, consensus: State, clients: Sequence[int], rng: Rng) -> States:
-        """Return the models after they have learned the consensus; in the first round there is none."""
+        """Return the models after they have learned the consensus, if there is one."""
         if not (round := int(consensus["round"][0])):
             return states
         index = samples_of(rng.seed, round)
@@ -114,16 +116,19 @@ def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
     def aggregate(server, clients, update, rng):
         came = [row for row, arrived in enumerate(update.arrived) if arrived]
         known = {"logits": update.received["logits"][came].mean(0), "round": update.received["round"][came[0]]}
-        return {"global": own.mean(server[CLIENTS], otherwise=server["global"]), "consensus": known}
+        return {"global": own_models.mean(server[CLIENTS], otherwise=server["global"]), "consensus": known}
 
     return replace(plain, init=init, send=send, client=client, aggregate=aggregate)
 
 
 def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
-    """Return a random share of all training samples, and the clients' other samples: at least one each."""
+    """Return a random share of all training samples, and the clients' others.
+
+    Each client keeps at least one.
+    """
     number = round(share * len(fed.clients.train.samples))
-    kept = fed.clients.train.offsets[:-1]  # the first sample of each client stays with it
-    free = torch.ones(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, kept, False).nonzero().flatten()
+    first = fed.clients.train.offsets[:-1]  # the first sample of each client stays with it
+    free = torch.ones(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, first, False).nonzero().flatten()
     if not 1 <= number <= len(free):
         raise FLError(
             f"--fedmd.public {share:g} of {len(fed.clients.train.samples)} samples are {number}; clients can spare 1 "
@@ -132,13 +137,16 @@ def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
     places = free[draw(len(free), number, Rng(0).torch("public"))].sort().values
     taken = torch.zeros(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, places, True)
     sizes = fed.clients.train.sizes.tolist()
-    left = [own[~gone] for own, gone in zip(fed.clients.train, taken.split(sizes))]
-    splits = [Split(own, split.valid, split.test) for own, split in zip(left, fed.clients)]
+    left = [samples[~gone] for samples, gone in zip(fed.clients.train, taken.split(sizes))]
+    splits = [Split(samples, split.valid, split.test) for samples, split in zip(left, fed.clients)]
     return fed.clients.train.samples[places], Splits.of(splits)
 
 
 def towards(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-    """Return the mean absolute distance between the model's logits and the context's, in the rows of the batch."""
+    """Return the mean absolute distance of the logits from the context's.
+
+    Only the context's rows of the batch count.
+    """
     x, _, rows = batch
     return (call(params, x) - context["logits"][rows]).abs().mean()
 

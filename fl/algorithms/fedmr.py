@@ -87,7 +87,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
-    """Return the step that permutes hidden widths so that the clients' models match; no step without `align`."""
+    """Return the step that permutes hidden widths so that models match, if `align`."""
     if not align:
         return []
     with naming("--fedmr.align"):  # an error names this flag, if the model's widths cannot be traced
@@ -96,7 +96,7 @@ def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
 
 
 def _align(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
-    """Permute each model so that its weights match the first model that arrived as well as possible.
+    """Permute each model so that its weights match the first model that arrived.
 
     A client of size 0 was dropped: its model does not change.
     """

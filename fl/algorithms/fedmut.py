@@ -52,16 +52,16 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         return {"global": start, "previous": start}
 
     def send(server, clients, rng):
-        here, before = server["global"], server["previous"]
+        current, before = server["global"], server["previous"]
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
         shifts = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
         factors = upload(shifts, fed.data.device)
-        starts = broadcast(here, len(clients))
+        starts = broadcast(current, len(clients))
         for row, names in zip(factors, groups):
             for name in names:
-                shift = here[name] - before[name]
-                starts[name] = here[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
+                shift = current[name] - before[name]
+                starts[name] = current[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
         return {"model": starts}
 
     def aggregate(server, clients, update, rng):
@@ -72,9 +72,10 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 
 
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
-    """Return the signs of n layers in k mutants: [n, k], half of each row 1, the other half beta - 1, in random order.
+    """Return the signs of n layers in k mutants, [n, k].
 
-    With beta 0 each row sums to zero. Of an odd number of mutants the last has no partner and does not move: 0.
+    Half of each row is 1, the other half beta - 1, in random order. With beta 0 each row sums to zero. Of an odd number
+    of mutants the last has no partner and does not move: 0.
 
     >>> signs(2, 5, 0.25, torch.Generator().manual_seed(0)).sort(1).values[0].tolist()
     [-0.75, -0.75, 0.0, 1.0, 1.0]

@@ -52,8 +52,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
 
     Clients may have models of several architectures with representations of one length: see `OwnModels`.
 
-    Personal models go on from where they were, and begin as the initial model, also those of clients that never took
-    part. A stranger would get their mean, as in Local; on Flower that stays the initial model.
+    Personal models begin as the initial model and continue from where they were. A client that never took part has the
+    initial model. A stranger would get their mean, as in Local; on Flower that stays the initial model.
 
     lam = 0 is Local.
 
@@ -70,9 +70,9 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
             "fedproto has a prototype for each token that comes next, and some of these data count for none",
             code="unsupported",
         )
-    own, classes, dtype = OwnModels(fed), fed.data.classes, next(fed.model.parameters()).dtype
-    heads = [head_of(replace(fed, model=one, fleet=None), "fedproto") for one in own.modules]
-    widths: list[Any] = [one.get_submodule(head).in_features for one, head in zip(own.modules, heads)]
+    own_models, classes, dtype = OwnModels(fed), fed.data.classes, next(fed.model.parameters()).dtype
+    heads = [head_of(replace(fed, model=module, fleet=None), "fedproto") for module in own_models.modules]
+    widths: list[Any] = [module.get_submodule(head).in_features for module, head in zip(own_models.modules, heads)]
     if len({*widths}) > 1:
         lengths = " and ".join(map(str, sorted({*widths})))
         raise FLError(
@@ -80,38 +80,38 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
             "all models last layers with as many inputs",
             code="unsupported",
         )
-    width, own_models = widths[0], own.algorithm()
-    kinds = [WithRepresentation(one, head) for one, head in zip(own.modules, heads)]
+    width, plain = widths[0], own_models.algorithm()
+    kinds = [WithRepresentation(module, head) for module, head in zip(own_models.modules, heads)]
     shown = replace(fed, model=kinds[0], fleet=None)
     objective = pull_to_prototypes(fed.local.loss, options.lam)
 
     def init():
         none = torch.zeros(classes, width, dtype=dtype, device=fed.data.device)
-        return {**own_models.init(), "prototypes": {"means": none, "counts": none.new_zeros(classes)}}
+        return {**plain.init(), "prototypes": {"means": none, "counts": none.new_zeros(classes)}}
 
     def send(server, clients, rng):
         return {"model": broadcast(server["prototypes"], len(clients))}
 
     def client(message, client_states, clients, rng):
-        modules = [kinds[own.owned[client]] for client in clients]
-        starts, context = own.unpack(client_states, clients), message["model"]
-        if own.several:
+        modules = [kinds[own_models.owned[client]] for client in clients]
+        starts, context = own_models.unpack(client_states, clients), message["model"]
+        if own_models.several:
             starts, context = [beside(model=start) for start in starts], per_client(context)
             update = shown.train(starts, clients, rng, objective, context, models=modules)
             states = [part_of(state, "model") for state in update.states]
         else:
             update = shown.train(beside(model=starts), clients, rng, objective, context)
             states = part_of(update.states, "model")
-        each = map(prototypes, per_client(update.states), clients, modules)
-        return update._replace(states=states, received=stack(list(each)), client_states=own.pack(states))
+        sent = map(prototypes, per_client(update.states), clients, modules)
+        return update._replace(states=states, received=stack(list(sent)), client_states=own_models.pack(states))
 
     @torch.no_grad()
     def prototypes(state, client, module):
         samples = fed.clients.train[client]
         x, y = fed.data.gather(samples)
-        made = shown.predict({**state, **shown.statistics(state, module, samples)}, x, module)
+        outputs = shown.predict({**state, **shown.statistics(state, module, samples)}, x, module)
         of_class = F.one_hot(y.flatten(), classes).to(dtype)
-        sums = of_class.T @ made[..., classes:].flatten(0, -2).to(dtype)
+        sums = of_class.T @ outputs[..., classes:].flatten(0, -2).to(dtype)
         counts = of_class.sum(0)
         return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}
 
@@ -122,13 +122,13 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         means = (counts[:, :, None] * sent["means"]).sum(0) / total.clamp(min=1)[:, None]
         means = torch.where((total > 0)[:, None], means, old["means"])
         known = {"means": means, "counts": torch.where(total > 0, total, old["counts"])}
-        return {"global": own.mean(server[CLIENTS], otherwise=server["global"]), "prototypes": known}
+        return {"global": own_models.mean(server[CLIENTS], otherwise=server["global"]), "prototypes": known}
 
-    return replace(own_models, init=init, send=send, client=client, aggregate=aggregate)
+    return replace(plain, init=init, send=send, client=client, aggregate=aggregate)
 
 
 class WithRepresentation(nn.Module):
-    """The model; its output is each sample's logits, then its representation: [..., classes + width]."""
+    """The model with output [..., classes + width]: logits, then the representation."""
 
     def __init__(self, model: nn.Module, head: str) -> None:
         super().__init__()
@@ -140,16 +140,16 @@ class WithRepresentation(nn.Module):
 
 
 def pull_to_prototypes(loss: Loss, lam: float) -> Objective:
-    """Return the loss + lam times the mean square distance of representations from their prototypes.
+    """Return the loss + lam times the mean square distance from the prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
     """
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         (x, y), classes = batch, len(context["counts"])
-        made, y = call(params, x).flatten(0, -2), y.flatten()
-        away = (made[:, classes:] - context["means"][y]).square().mean(1) * (context["counts"][y] > 0)
-        return mean(loss, made[:, :classes], y) + lam * away.mean()
+        outputs, y = call(params, x).flatten(0, -2), y.flatten()
+        away = (outputs[:, classes:] - context["means"][y]).square().mean(1) * (context["counts"][y] > 0)
+        return mean(loss, outputs[:, :classes], y) + lam * away.mean()
 
     return objective
 

@@ -28,8 +28,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     below the new head. Each time the optimizer starts afresh. Batch norms belong to the body, with their running
     statistics: what the head's epochs change of these is dropped. The bodies are averaged by the number of samples. A
     client predicts with the global body and its personal head, which is the initial one if it never took part. A client
-    that is dropped in either part of its training counts in no average and keeps its head. The loss is that of the
-    body's epochs.
+    that is dropped in either part of its training counts in no average and keeps its head. The loss is measured
+    in the body's epochs.
 
     The global model that a stranger would get has the mean of the participants' heads. A real server does not know
     these, and its global model keeps the initial head. No client trains from that mean, and it does not count as

@@ -101,12 +101,12 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return {"global": start, **levels, "structure": structure, "progress": _start_progress(0, used, options)}
 
     def training(server) -> tuple[int, Level]:
-        """Return the index of the newest level, and the level with the model that each client trains."""
+        """Return the index of the newest level, and the level with the trained models."""
         at = int(server["progress"]["level"])
         return at, Level(server[parts[at]], server["progress"]["members"])
 
     def send(server, clients, rng):
-        """Return each client's model of the newest level (line 5), and one copy of the earlier levels."""
+        """Return each client's newest model (line 5), and one copy of the earlier levels."""
         at, level = training(server)
         message = {"levels": levels_of(server)[:at], **level_types[at].message(level, clients)}
         if at and mean:
@@ -114,7 +114,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return message
 
     def client(message, client_states, clients, rng):
-        """Train the newest level on top of the logits of the earlier levels (lines 6 to 9)."""
+        """Train the newest level on top of the earlier levels' logits (lines 6 to 9)."""
         at = len(message["levels"])
         kind, starts = level_types[at], message.get("model", client_states)
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
@@ -122,7 +122,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return kind.upload(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
 
     def aggregate(server, clients, update, rng):
-        """Do lines 10 to 13 for the newest level. If it ends, do lines 14 to 17, and line 2 for the next level."""
+        """Do lines 10 to 13 for the newest level.
+
+        If it ends, do lines 14 to 17, and line 2 for the next level.
+        """
         (at, level), pathways, metrics = training(server), server["structure"]["pathways"], {}
         kind, earlier = level_types[at], levels_of(server)[:at]
         level = kind.collect(level, clients, update, rng)  # lines 10 to 12
@@ -154,11 +157,14 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return server, {**metrics, "level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
 
     def new_model(server, at: int, rng: Rng) -> State:
-        """Return the initial model of a level, which is the same for all of its clusters or clients."""
+        """Return a level's initial model, the same for all of its clusters or clients."""
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
     def prune(kind: LevelType, level: Level, earlier: list[Level]) -> Level:
-        """Return the level after pruning (equation 9): clients that do not gain by its model have none (-1)."""
+        """Return the level after pruning (equation 9).
+
+        Clients that do not gain by its model have none (-1).
+        """
         has_none, offers = level.used < 0, kind.offers(level)
         if has_none.any() and len(offers):
             offered_levels = [level._replace(used=torch.where(has_none, k, -1)) for k in offers]
@@ -196,16 +202,16 @@ def levels_of(server: Server) -> list[Level]:
 
 
 def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], ClientModels]:
-    """Return the name of each level, and the models that clients add up; see `Method.pathways`.
+    """Return each level's name, and the models that clients add up.
 
-    A personal level that clients on other machines keep is left out.
+    See `Method.pathways`. A personal level that clients on other machines keep is left out.
     """
     levels = [level for level in levels_of(server) if not is_remote(level.models)]
     return options.levels[: len(levels)], ClientModels(levels, options.combine == "mean")
 
 
 def validates(options: FeMAMOptions) -> bool:
-    """Return whether the method needs validation data: to end levels, or to prune them."""
+    """Return whether levels need validation data: to end, or to be pruned."""
     return len(options.levels) > 1 and (options.prune or not options.level_rounds)
 
 
@@ -230,7 +236,7 @@ def _start_progress(level: int, members: Tensor, options: FeMAMOptions) -> State
 
 
 def _has_ended(level: int, progress: State, options: FeMAMOptions) -> bool:
-    """Return whether a level ends with this round: after its number of rounds, or because it has converged (C.1)."""
+    """Return whether a level ends with this round: by its rounds or convergence (C.1)."""
     if options.level_rounds:
         return int(progress["rounds"]) >= options.level_rounds[min(level, len(options.level_rounds) - 1)]
     has_full_window = int(progress["rounds"]) >= options.window

@@ -32,8 +32,8 @@ class FjORDOptions:
     """FjORD."""
 
     widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0, most=1)] = (0.2, 0.4, 0.6, 0.8, 1.0)
-    """widths that clients draw from in every step, as rates of the global model's (the authors' code: 0.2 to 1); a
-    client draws from those below its own width and its own; 1 alone is no ordered dropout"""
+    """widths that clients sample in every step, as rates of the global model's (the authors' code: 0.2 to 1); a client
+    samples its own width or one below it; 1 alone is no ordered dropout"""
     distil: bool = False
     """train a client's whole model in every step, too, and the narrower one on its predictions instead of the labels"""
 
@@ -42,7 +42,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     """Train the left-most channels of the model in every step, of a width that the client samples (ordered dropout).
 
     The server averages each element over the clients that have it, by their samples. Clients' own widths, the most
-    that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
+    that they sample, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
     and, with one architecture, FedAvg.
 
     A step's narrower model is the client's model with the weights of channels beyond the width set to 0. So clients
@@ -65,8 +65,8 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     def client(message, client_states, clients, rng):
         start = message["model"]
         context = [
-            {**kinds[fleet.owned[k]], "frozen": {name: own[name] for name in fed.frozen & own.keys()}}
-            for k, own in zip(clients, start)
+            {**kinds[fleet.owned[k]], "frozen": {name: weights[name] for name in fed.frozen & weights.keys()}}
+            for k, weights in zip(clients, start)
         ]
         return fed.train(start, clients, rng, objective, context)
 
@@ -99,7 +99,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
 
 def without(tensors: State, levels: WidthLevels, largest: Tensor | int) -> State:
-    """Return the tensors that read channels, with 0 for channels above the largest level."""
+    """Return tensors that read channels, with 0 in channels above the largest level."""
     result = {}
     for name, axes in levels.items():
         result[name] = tensors[name]
@@ -110,15 +110,15 @@ def without(tensors: State, levels: WidthLevels, largest: Tensor | int) -> State
 
 
 def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
-    """Return where the models of widths below 1 lie in the global one, the narrowest first.
+    """Return where models of widths below 1 lie in the global one, narrowest first.
 
     Checked to predict the same.
     """
-    made, plans = state(fed.model), []
+    start, plans = state(fed.model), []
     generator = torch.Generator().manual_seed(0)
-    noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in made.items() if t.is_floating_point()}
+    noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in start.items() if t.is_floating_point()}
     full = {
-        name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in made.items()
+        name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in start.items()
     }
     x = fed.data.example(4, next(fed.model.parameters()).dtype)
     whole = identity_plan(fed.model)
@@ -130,10 +130,10 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
         plans.append(plan)
         masked = full | without(full, _levels(whole, [plan], fed.data.device)["levels"], 0)
         with torch.no_grad():
-            one, other = (
+            expected, other = (
                 functional_call(m.eval(), s, (x,)) for m, s in ((fed.model, masked), (small, plan.extract(full)))
             )
-        if (one - other).abs().max() > 1e-3 * other.abs().max():
+        if (expected - other).abs().max() > 1e-3 * other.abs().max():
             raise FLError(
                 f"FjORD drops channels of {type(fed.model).__name__}, and its layers look at several channels at once, "
                 "as layer and group norms do: use --norm static_batch, batch or none, or another --model",
@@ -142,19 +142,19 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
     return plans
 
 
-def _levels(own: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
+def _levels(own_plan: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
     """Return the part of the objective's context that belongs to an architecture.
 
     The first axis of a tensor is what a layer makes, the others are what it reads.
     """
     levels: WidthLevels = {}
-    for name, (source,) in own.entries.items():
-        for axis, mine in enumerate(source.index[1:], start=1):
-            absent = torch.zeros(own.shapes[source.name][axis], dtype=torch.int64)
+    for name, (source,) in own_plan.entries.items():
+        for axis, runs in enumerate(source.index[1:], start=1):
+            absent = torch.zeros(own_plan.shapes[source.name][axis], dtype=torch.int64)
             for plan in plans:
                 absent += 1
                 absent[_places(plan.entries[source.name][0].index[axis])] -= 1
-            if (level := absent[_places(mine)]).any():
+            if (level := absent[_places(runs)]).any():
                 levels.setdefault(name, {})[axis] = level.to(device)
     most = max((int(level.max()) for axes in levels.values() for level in axes.values()), default=0)
     return {"levels": levels, "choices": torch.tensor(most + 1.0, device=device)}

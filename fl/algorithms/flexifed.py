@@ -51,16 +51,16 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
     deployed = plans[largest]
 
     def init():
-        start, kept = fed.initial(), {}
-        for client, mine in enumerate(plans):  # each path begins as its part of one model does
-            if missing := [name for name, sources in mine.entries.items() if sources[0].name not in kept]:
+        start, tree = fed.initial(), {}
+        for client, plan in enumerate(plans):  # each path begins as its part of one model does
+            if missing := [name for name, sources in plan.entries.items() if sources[0].name not in tree]:
                 small = fleet[client].plan.extract(start)
-                kept |= {mine.entries[name][0].name: small[name] for name in missing}
-        return {"global": deployed.extract(kept), "tree": kept}
+                tree |= {plan.entries[name][0].name: small[name] for name in missing}
+        return {"global": deployed.extract(tree), "tree": tree}
 
     def aggregate(server, clients, update, rng):
-        each = [plans[client] for client in clients]
-        after = fed.average(update.received, update.sizes, server["tree"], plans=each)
+        paths = [plans[client] for client in clients]
+        after = fed.average(update.received, update.sizes, server["tree"], plans=paths)
         return {"global": deployed.extract(after), "tree": after}
 
     parts = submodel_algorithm(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
@@ -68,7 +68,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:
-    """Return the first honest client with the global model's architecture, or the first of all."""
+    """Return the first honest client with the global architecture, or the first."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
     for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:
@@ -124,7 +124,7 @@ def _signatures(model: nn.Module) -> list[Signature]:
 
 
 def _shared_layers(paths: Sequence[list[Signature]]):
-    """Yield the leading layers that all paths have in common; all layers, if there is only one path."""
+    """Yield the leading layers that all paths share; all layers of a single path."""
     for position in zip(*paths):
         if len(set(position)) > 1:
             return

@@ -26,7 +26,7 @@ class FLTrustOptions:
     """FLTrust."""
 
     root: AtLeast1 = 100
-    """samples that the server has to train on, drawn from those of all clients, who keep them (the paper: 100)"""
+    """samples that the server has to train on, copied at random from the clients' samples (the paper: 100)"""
     lr: Annotated[float, number(float, above=0)] = 1.0
     """learning rate of the server: it multiplies the mean update (1 takes it as it is)"""
 
@@ -36,13 +36,13 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
 
     A client's trust is the cosine of its update with the server's, 0 if that is negative. Updates are scaled to the
     length of the server's and averaged by trust; how many samples a client has does not count. The server trains as a
-    client does, from the same model, on samples whose labels nobody has poisoned. If it trusts nobody, the global model
-    stays. Updates are those of trained parameters; buffers (batch-norm statistics) are averaged by trust.
+    client does, from the same model, on samples whose labels are not poisoned. If it trusts no client, the global model
+    stays. Updates are of trained parameters; buffers (batch-norm statistics) are averaged by trust.
 
     A round reports how many clients are `trusted` at all.
 
     Raises:
-        FLError: for more samples than there are, and with clients on other machines, whose samples nobody else has.
+        FLError: for more samples than there are, and with clients on other machines, whose samples stay there.
     """
     everybody = fed.clients.train.samples
     if not fed.transport.has_data:
@@ -54,15 +54,15 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
 
     def train_on_server(start: State, rng: Rng) -> State:
-        own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
-        clients = Splits.of([Split(own, own[:0], own[:0])])
+        samples = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
+        clients = Splits.of([Split(samples, samples[:0], samples[:0])])
         server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
     def aggregate(server, clients, update, rng):
         old = server["global"]
-        own = train_on_server(old, rng)
-        root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
+        reference = train_on_server(old, rng)
+        root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (reference, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
         scale = (distance(root, nothing) / distance(steps, nothing).clamp(min=1e-30)).flatten()
         scaled = {n: old[n] + expand_like(scale, step) * step for n, step in steps.items()}

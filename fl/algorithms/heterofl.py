@@ -44,7 +44,7 @@ def heterofl(
 ) -> Algorithm:
     """Send each client the leading channels of every layer; average each element over the clients that hold it.
 
-    Elements that nobody holds keep their value. Depths may differ too: a client then has the first blocks of each
+    Elements that no client holds keep their value. Depths may differ too: a client then has the first blocks of each
     section. The paper's masked loss and static batch norm are settings of every method (--masked-loss, --norm
     static_batch). With one architecture, weighted and without own_rows, this is FedAvg.
 
@@ -53,7 +53,7 @@ def heterofl(
     """
     fleet = fed.fleet_or_uniform
     kinds = [remove_grafting(kind.plan) for kind in fleet.architectures]
-    kept: dict[int, Plan | None] = {}
+    row_plans: dict[int, Plan | None] = {}
 
     def leading(client, number=0):
         return kinds[fleet.owned[client]]
@@ -63,10 +63,10 @@ def heterofl(
         fixed = window = leading
 
     def rows(clients):  # for each client a plan within its model: the rows that count; None: all
-        if fresh := [client for client in dict.fromkeys(clients) if client not in kept]:
+        if fresh := [client for client in dict.fromkeys(clients) if client not in row_plans]:
             for client, held in zip(fresh, fed.reported_classes(fresh).cpu()):
-                kept[client] = None if held.all() else plan_held_rows(fleet[client].model, held)
-        return [kept[client] for client in clients]
+                row_plans[client] = None if held.all() else plan_held_rows(fleet[client].model, held)
+        return [row_plans[client] for client in clients]
 
     def send(server, clients, rng):
         return {"model": extract_all(server["global"], [window(client, rng.round) for client in clients])}
@@ -75,9 +75,9 @@ def heterofl(
         plans = [window(client, rng.round) for client in clients]
         states, weights = update.received, update.sizes
         if options.own_rows:
-            own = rows(clients)
-            states = [inner.extract(state) if inner else state for inner, state in zip(own, states)]
-            plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
+            inner_plans = rows(clients)
+            states = [inner.extract(state) if inner else state for inner, state in zip(inner_plans, states)]
+            plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, inner_plans)]
         if not options.weighted:
             weights = update.arrived
         return {"global": fed.average(states, weights, server["global"], plans=plans)}
@@ -87,9 +87,9 @@ def heterofl(
 
 
 def plan_held_rows(model: nn.Module, held: torch.Tensor) -> Plan:
-    """Return the plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
+    """Return the plan within a model without the rows of classes that are not held.
 
-    These are rows of the classifier and of token embeddings.
+    The classes of text are tokens. These are rows of the classifier and of token embeddings.
 
     Args:
         held: bool [classes].

@@ -28,7 +28,7 @@ class InclusiveFLOptions:
     """what clients average only with clients of the same depth: top (their last block of a section that is cut, and all
     that follows the blocks, as the authors do), classifier (what follows the blocks) or none"""
     beta: Annotated[float, number(float, least=0, most=1), OnlyWith("own", "top")] = 0.2
-    """momentum distillation: the share that the next larger model's last update has in that of a last block (the
+    """momentum distillation: the share of the next larger model's last update in the update of a last block (the
     authors: 0.2). 0: none"""
 
 
@@ -36,11 +36,11 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     """Clients of different depths share lower blocks; smaller models' last blocks also follow larger models' updates.
 
     A client has the first blocks of each section. Tensors are averaged, by samples, over the clients that have them at
-    this place, or, if they belong to a depth (`own`), over those of the depth. The last block of a depth then moves by
-    1 - beta of its own clients' mean update and beta of its momentum. This is the mean over blocks, from this place to
-    the end of the next larger model, of the mean update of that model's clients when some last took part. Blocks of
-    another shape are left out, and buffers (running statistics) are averaged only. The momentum begins as 0. The
-    deepest model is the global one.
+    this place, or, if they belong to a depth (`own`), over the clients of the depth. The last block of a depth then
+    moves by 1 - beta of its own clients' mean update and beta of its momentum. This is the mean over blocks, from this
+    place to the end of the next larger model, of the mean update of that model's clients when some last took part.
+    Blocks of another shape are left out, and buffers (running statistics) are averaged only. The momentum begins as 0.
+    The deepest model is the global one.
 
     These are the rules of the authors' released code, which never distils: it mixes a momentum in only as long as that
     is still the number 0 that it began as. It would also keep one block's share of the mean instead of the sum. There
@@ -62,8 +62,8 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     known = sections(fed.model, example=example)
     behind = _behind_blocks(fed.model, known) if options.own != "none" else set()
     last = [_last_blocks(fed.model, known, depth) if options.own == "top" else set() for depth in depths]
-    own = [_read_from(plan, behind | blocks) for plan, blocks in zip(plans, last)]
-    average = with_own_tensors(fed, plans, own)
+    own_names = [_read_from(plan, behind | blocks) for plan, blocks in zip(plans, last)]
+    average = with_own_tensors(fed, plans, own_names)
     if options.own != "top" or not options.beta:
         return average
 
@@ -129,8 +129,9 @@ def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, An
 
 
 def _last_blocks(model: nn.Module, known: Sequence[Section], depth: Mapping[str, Any]) -> set[str]:
-    """Return the global model's tensors in the last blocks that are left of those of its sections that this depth
-    cuts.
+    """Return the global model's tensors in the last blocks that a depth has.
+
+    Of each section that the depth cuts, it is the last block that is left.
     """
     cut = [section for section in known if depth[section.name] < len(section.blocks)]
     ends = tuple(f"{section.blocks[depth[section.name] - 1]}." for section in cut)
@@ -138,7 +139,7 @@ def _last_blocks(model: nn.Module, known: Sequence[Section], depth: Mapping[str,
 
 
 def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
-    """Return the global model's tensors in the layers that are registered after the last block."""
+    """Return the global model's tensors in layers registered after the last block."""
     blocks = tuple(f"{block}." for section in known for block in section.blocks)
     names = [name for layer in layers(model) for name in layer.tensors]
     last = max((i for i, name in enumerate(names) if name.startswith(blocks)), default=len(names))

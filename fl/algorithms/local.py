@@ -17,23 +17,23 @@ def local(fed: Federation) -> Algorithm:
     Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger.
 
     A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
-    weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not
+    weighted by their numbers of training samples; no client trains from it. With clients on other machines, who do not
     send their models, it stays the initial model.
     """
 
-    own = OwnModels(fed)
+    own_models = OwnModels(fed)
 
     def send(server, clients, rng):
         return {}
 
     def client(message, client_states, clients, rng):
-        update = fed.train(own.unpack(client_states, clients), clients, rng)
-        return update._replace(received={}, client_states=own.pack(update.states))
+        update = fed.train(own_models.unpack(client_states, clients), clients, rng)
+        return update._replace(received={}, client_states=own_models.pack(update.states))
 
     def aggregate(server, clients, update, rng):
-        return {"global": own.mean(server[CLIENTS], otherwise=server["global"])}
+        return {"global": own_models.mean(server[CLIENTS], otherwise=server["global"])}
 
-    return replace(own.algorithm(), send=send, client=client, aggregate=aggregate)
+    return replace(own_models.algorithm(), send=send, client=client, aggregate=aggregate)
 
 
 METHOD = Method(local, clients="personalized", own_architectures=True, lacks={"changed_updates"})

@@ -26,7 +26,9 @@ _TAKES = {
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method. To add one, add a file to this folder that calls it METHOD, or give its import path.
+    """A federated method, with its options and capabilities.
+
+    To add one, add a file to this folder that calls it METHOD, or give its import path.
 
     Attributes:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.
@@ -69,14 +71,14 @@ class Method:
         if not callable(self.make) or not name.isidentifier():
             raise FLError(f"not a method: make is a function with a name, got {self.make!r}")
         frozen = is_dataclass(self.options) and type(self.options).__hash__ is not None
-        for wrong, what in (
+        for wrong, rule in (
             (
                 self.options is not None and (not frozen or isinstance(self.options, type)),
                 f"options are a frozen dataclass with its defaults, such as FedProxOptions(), got {self.options!r}",
             ),
             (self.clients not in KINDS, f"clients is one of {', '.join(KINDS)}, got {self.clients!r}"),
             (
-                [one for one in self.columns.values() if one not in (int, float) and not isinstance(one, Column)],
+                [kind for kind in self.columns.values() if kind not in (int, float) and not isinstance(kind, Column)],
                 f"columns are int or float, or a Column, got {dict(self.columns)}",
             ),
             (
@@ -85,7 +87,7 @@ class Method:
             ),
         ):
             if wrong:
-                raise FLError(f"not a method, {name}: {what}")
+                raise FLError(f"not a method, {name}: {rule}")
         if self.options is not None:
             check_types(self.options)
 
@@ -100,25 +102,25 @@ class Method:
         return self.make.__name__
 
     def __call__(self, fed: Federation, options: Any = None) -> Algorithm:
-        """Make the algorithm, with these options or with the defaults; raises FLError as `check` does."""
+        """Make the algorithm, with options or defaults; raises FLError as `check` does."""
         options = self.options if options is None else options
         self.check(fed, options)
-        made = self.make(fed) if self.options is None else self.make(fed, options)
+        unnamed = self.make(fed) if self.options is None else self.make(fed, options)
         for name, arguments in _TAKES.items():
-            if function := getattr(made, name):
+            if function := getattr(unnamed, name):
                 check_takes(f"{name} of {self.name}", function, arguments)
-        algorithm = replace(made, name=self.name, lacks=made.lacks | self.all_lacks)
+        algorithm = replace(unnamed, name=self.name, lacks=unnamed.lacks | self.all_lacks)
         algorithm.check(fed.needs())
         return algorithm
 
     @property
     def all_lacks(self) -> frozenset[str]:
-        """The capabilities that it lacks, with those that all methods with such clients lack."""
+        """The capabilities that it lacks, or that every method with such clients lacks."""
         lacking = LACKING[self.clients].union(self.lacks, () if self.mean_only else {"mean_only"})
         return lacking - {"architectures"} if self.own_architectures else lacking | {"own_architectures"}
 
     def check(self, fed: Federation, options: Any = None) -> None:
-        """Raise FLError if the federation asks for what the method lacks, or an option is out of its limits."""
+        """Raise FLError for a need that the method lacks, or an option out of limits."""
         self.refuse(fed.needs())
         if options is not None:
             if not isinstance(options, type(self.options)):
@@ -126,5 +128,5 @@ class Method:
             check_values(options, self.name)
 
     def refuse(self, needs: Mapping[str, str]) -> None:
-        """Raise FLError if something is needed that the method lacks, see `Algorithm.check`."""
+        """Raise FLError if the method lacks something needed, see `Algorithm.check`."""
         capabilities.check(self.name, self.all_lacks, needs)

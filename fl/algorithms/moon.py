@@ -68,16 +68,16 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
         }
         update = three.train(beside(model=start, received=start, last=last), clients, rng, objective)
         states, received = part_of(update.states, "model"), part_of(update.received, "model")
-        kept = {**beside(last=states), "took_part": torch.ones_like(before)}
-        return update._replace(states=states, received=received, client_states=kept)
+        own_states = {**beside(last=states), "took_part": torch.ones_like(before)}
+        return update._replace(states=states, received=received, client_states=own_states)
 
     return replace(fedavg(fed), init=init, client=client)
 
 
 class ContrastiveTriple(nn.Module):
-    """The model that trains, and beside it the received one and the client's last one, which do not change.
+    """The model that trains, the received one, and the client's last one.
 
-    Its output is the logits of the first, and the representations of all three.
+    Only the first changes. Its output is the logits of the first, and the representations of all three.
     """
 
     def __init__(self, model: nn.Module, head: str) -> None:
@@ -99,7 +99,10 @@ class ContrastiveTriple(nn.Module):
 
 
 def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
-    """Return the loss + mu times the contrastive loss, the mean over the batch (of text: over tokens)."""
+    """Return the loss + mu times the contrastive loss, means over the batch.
+
+    Of text the mean is over tokens.
+    """
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

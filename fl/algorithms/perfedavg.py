@@ -43,7 +43,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     first is plain. A step passes the whole batch through the model twice, so that batch norms see it all; their running
     statistics come from the first pass. The loss is taken on D at w.
 
-    To predict, a client makes `steps` plain steps of rate alpha from the global model, each on so many of its training
+    To predict, a client makes `steps` plain steps of rate alpha from the global model, each on as many of its training
     samples as a batch has. One that diverges keeps the global model.
 
     This leaves out the factor I - alpha H(w) of the gradient, which the paper estimates by a third batch and two more
@@ -67,10 +67,10 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     def adapt(models, clients, rng):
         size, parts = fed.local.size_of_batches(fed.clients.train), list(fed.clients)
         for client in clients:
-            own, numbers = parts[client], rng.torch("samples", client)
-            order = torch.randperm(len(own.train), generator=numbers)
-            few = own.train[order[torch.arange(options.steps * size) % len(order)]]
-            parts[client] = Split(few, own.valid, own.test)
+            split, numbers = parts[client], rng.torch("samples", client)
+            order = torch.randperm(len(split.train), generator=numbers)
+            few = split.train[order[torch.arange(options.steps * size) % len(order)]]
+            parts[client] = Split(few, split.valid, split.test)
         return train_or_keep(replace(plain, clients=parts), models, clients, rng)
 
     plain = side_by_side(
@@ -81,7 +81,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
 
 
 class WithPhase(nn.Module):
-    """The model, and beside it a number that says which of a step's two gradients is taken: 0 for the first."""
+    """The model, and a number: 0 if a step takes the first of its two gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -94,7 +94,10 @@ class WithPhase(nn.Module):
 
 
 def by_halves(loss: Loss) -> Objective:
-    """Return the loss of a `WithPhase` over the first or the second half of the batch; its number has gradient 0."""
+    """Return the loss of a `WithPhase` over the first or the second half of a batch.
+
+    Its number has gradient 0.
+    """
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

@@ -48,10 +48,10 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         once w <- w - outer_lr lam (w - theta),
 
     and the server global <- (1 - mixing) global + mixing mean_i w_i, the mean weighted by the number of samples. The
-    personal model begins every round at the global one, and goes on from batch to batch, as in the released code.
+    personal model begins every round at the global one, and continues from batch to batch, as in the released code.
     Weight decay, clipping and momentum (or Adam's moments) of the clients' optimizer apply to theta; what the optimizer
-    remembers lasts from batch to batch. Buffers (batch-norm statistics) are theta's. They are averaged without
-    mixing, since variances must not become negative.
+    remembers lasts from batch to batch. Buffers (batch-norm statistics) are theta's. They are averaged without mixing,
+    since variances must not become negative.
 
     A client predicts with its personal model; one that never took part has the initial model. The trained states are
     the copies, which are sent; the loss is the personal models', with all terms. A client needs the memory of
@@ -100,7 +100,7 @@ class PersonalAndLocal(nn.Module):
         return self.personal(x)
 
     def starting_from(self, start: State) -> State:
-        """Return a state of the pair, or a stack, where both models begin as the given one."""
+        """Return a state of the pair, or a stack, with both models as the given one."""
         return beside(personal=start) | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
 
     def personal_of(self, state: State) -> State:
@@ -108,7 +108,9 @@ class PersonalAndLocal(nn.Module):
         return part_of(state, "personal")
 
     def copy_of(self, state: State) -> State:
-        """Return the copy of the global model; what is not trained, such as buffers, is the personal model's.
+        """Return the copy of the global model.
+
+        What is not trained, such as buffers, is the personal model's.
 
         >>> pair, start = PersonalAndLocal(nn.BatchNorm1d(1)), {"weight": 1, "bias": 2, "running_mean": 3}
         >>> pair.copy_of({**pair.starting_from(start), "local.1": 7, "personal.running_mean": 8, "personal.bias": 9})
@@ -118,7 +120,10 @@ class PersonalAndLocal(nn.Module):
 
 
 def envelop(loss: Objective, lam: float, mu: float) -> Objective:
-    """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 (equation 3); w has no gradient."""
+    """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 (equation 3).
+
+    w has no gradient.
+    """
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         theta, w = _halves(list(params.values()))
@@ -130,7 +135,7 @@ def envelop(loss: Objective, lam: float, mu: float) -> Objective:
 
 
 class MoreauOptimizer(NamedTuple):
-    """The optimizer of a `PersonalAndLocal`: some steps of theta, then one step of w towards it.
+    """The optimizer of a `PersonalAndLocal`: steps of theta, then one of w.
 
     Attributes:
         lr: theta's learning rate.
@@ -154,17 +159,20 @@ class MoreauOptimizer(NamedTuple):
     pull: float
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """Return what is kept, before the first step: theta's memory and the number of its steps."""
+        """Return the initial memory: theta's and the number of its steps."""
         theta, _ = _halves(params)
         return {**self.inner.memory(theta), "made": [torch.zeros((), dtype=torch.int64, device=theta[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
+        """Take a step, see `fl.engine.SGD.step`.
+
+        The count stays on the device, so that every step is the same.
+        """
         theta, w = _halves(params)
-        kept = {name: tensors for name, tensors in memory.items() if name != "made"}
-        self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
-        made = memory["made"][0].add_(1)
-        share = (made % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
+        inner_memory = {name: tensors for name, tensors in memory.items() if name != "made"}
+        self.inner._replace(lr=self.lr).step(theta, inner_memory, _halves(gradients)[0], lead)
+        count = memory["made"][0].add_(1)
+        share = (count % self.inner_steps == 0).to(w[0].dtype) * self.pull * self.lr
         towards = foreach_sub(theta, w)
         foreach_mul_(towards, share)
         foreach_add_(w, towards)

@@ -28,7 +28,7 @@ class ScaffoldOptions:
 
 
 def shift(objective: Objective) -> Objective:
-    """Return the objective with its gradient shifted by the context's "shift", and the same value."""
+    """Return the objective, with its gradient shifted by context["shift"]."""
 
     def moved(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         shift = sum((context["shift"][name] * tensor).sum() for name, tensor in params.items())

@@ -67,9 +67,9 @@ def scalefl(fed: Federation, options: ScaleFLOptions = ScaleFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -> Objective:
-    """Return the sum of the exits' losses, and context["distil"] times what they learn from the last one.
+    """Return the exits' summed losses + context["distil"] times their distances.
 
-    Cached, because a new function would force a new graph capture.
+    The distances are from the last exit. Cached, because a new function would force a new graph capture.
     """
 
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
@@ -77,8 +77,8 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
         outputs = call(params, x)
         losses = torch.stack([mean(loss, of_one, y) for of_one in outputs.unbind(1)])
         if distils:
-            own = exit_log_probabilities(outputs / temperature)
-            losses = losses + context["distil"] * temperature**2 * divergence(own[-1].detach(), own)
+            exits = exit_log_probabilities(outputs / temperature)
+            losses = losses + context["distil"] * temperature**2 * divergence(exits[-1].detach(), exits)
         if rising:
             place = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
             losses = losses * place / place.sum()

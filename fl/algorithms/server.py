@@ -15,7 +15,7 @@ Server: TypeAlias = dict[str, State | Stack]
 
 
 def check_server(server: Server) -> Server:
-    """Return the server; FLError if it has no part "global", or if a part is not a dict of tensors."""
+    """Return the server; FLError without "global", or for parts that are no states."""
     for name, part in {"global": None, **server}.items():
         if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
             raise FLError(
@@ -27,7 +27,7 @@ def check_server(server: Server) -> Server:
 
 
 def check_aggregated(method: str, server: Any, metrics: Any, before: Server) -> None:
-    """Raise FLError for a result of `aggregate` that is no server, or that has another global model than before.
+    """Raise FLError if `aggregate` returns no server, or an unlike global model.
 
     The global model keeps its names, shapes and dtypes. Other parts may change: FeMAM's server gets levels.
 
@@ -36,31 +36,33 @@ def check_aggregated(method: str, server: Any, metrics: Any, before: Server) -> 
         metrics: what `aggregate` returned beside the server.
         before: the server before the round.
     """
-    said, old = f"aggregate of {method} returns", before["global"]
+    prefix, old = f"aggregate of {method} returns", before["global"]
     if not isinstance(server, dict) or not isinstance(metrics, dict):
         wrong = kind(server) if isinstance(metrics, dict) else f"metrics that are {kind(metrics)}"
-        raise FLError(f'{said} {wrong}: return {{"global": state}}, or a pair of it and a dict of metrics', code="run")
+        raise FLError(
+            f'{prefix} {wrong}: return {{"global": state}}, or a pair of it and a dict of metrics', code="run"
+        )
     if "global" not in server and server.keys() >= old.keys():
-        raise FLError(f'{said} the tensors of the global model: return {{"global": state}}', code="run")
+        raise FLError(f'{prefix} the tensors of the global model: return {{"global": state}}', code="run")
     try:
         new = check_server(server)["global"]
     except FLError as error:
-        raise FLError(f"{said} no server: {error}", code="run") from None
+        raise FLError(f"{prefix} no server: {error}", code="run") from None
     if strange := old.keys() ^ new.keys():
         wrong = "without" if min(strange) in old else "with"
         raise FLError(
-            f"{said} a global model {wrong} {min(strange)!r}: return the tensors that it had before", code="run"
+            f"{prefix} a global model {wrong} {min(strange)!r}: return the tensors that it had before", code="run"
         )
     for name, tensor in old.items():
         if (shape := tuple(new[name].shape)) != tensor.shape:
             raise FLError(
-                f"{said} a global model with {name!r} of the shape {shape}, which was {tuple(tensor.shape)}: return "
+                f"{prefix} a global model with {name!r} of the shape {shape}, which was {tuple(tensor.shape)}: return "
                 "one model, such as fed.average(update.received, update.sizes)",
                 code="run",
             )
         if (dtype := new[name].dtype) != tensor.dtype:
             raise FLError(
-                f"{said} a global model with {name!r} of {dtype}, which was {tensor.dtype}: change the tensors in "
+                f"{prefix} a global model with {name!r} of {dtype}, which was {tensor.dtype}: change the tensors in "
                 "fed.model.named_parameters(), and take the others from fed.average",
                 code="run",
             )

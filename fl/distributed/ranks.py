@@ -1,5 +1,6 @@
-"""The processes of a simulation: how they find each other, what they exchange by the process group of
-torch.distributed, and how they end.
+"""The processes of a simulation: how they meet, exchange tensors, and end.
+
+They exchange by the process group of torch.distributed.
 """
 
 import atexit
@@ -76,8 +77,8 @@ class Ranks:
                 dist.all_gather_object(words, word)
         return words
 
-    def gather(self, mine: Any) -> list[Any]:
-        """Return what each rank gives, in their order: any tensors in dicts, lists and tuples, or none.
+    def gather(self, value: Any) -> list[Any]:
+        """Return what each rank gives, in order: tensors in dicts, lists and tuples.
 
         What others give arrives on the device of this rank.
 
@@ -88,12 +89,12 @@ class Ranks:
         [{'w': tensor([1., 1.])}]
         """
         if self.size == 1:
-            return [mine]
-        tensors, own = tree_flatten(mine)
+            return [value]
+        tensors, own_form = tree_flatten(value)
         result = []
         # Shapes go first, between CPUs: who waits for a rank that still trains does so there, where a signal or the end
         # of that rank is noticed, and not in a kernel of a GPU.
-        for rank, (form, kinds) in enumerate(self.tell((own, [(t.dtype, t.shape) for t in tensors]))):
+        for rank, (form, kinds) in enumerate(self.tell((own_form, [(t.dtype, t.shape) for t in tensors]))):
             lengths = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
             data = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
             if rank == self.rank and tensors:
@@ -102,12 +103,14 @@ class Ranks:
                 with _reaching():
                     dist.broadcast(data, rank)
             parts = zip(data.split(lengths), kinds)  # cloned, since they may begin where their dtype may not
-            found = [part.clone().view(dtype).view(shape) for part, (dtype, shape) in parts]
-            result.append(mine if rank == self.rank else tree_unflatten(found, form))
+            copies = [part.clone().view(dtype).view(shape) for part, (dtype, shape) in parts]
+            result.append(value if rank == self.rank else tree_unflatten(copies, form))
         return result
 
     def share(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
-        """Return the entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
+        """Return the entries of all rows on every rank.
+
+        Each rank computes the entries of the rows that `deal` gives it.
 
         Args:
             work: of each row, in any unit.
@@ -119,20 +122,20 @@ class Ranks:
         if not self.sharing:
             return list(function(range(len(work))))
         dealt = deal(work, self.size)
-        mine = dealt[self.rank]
-        every = self.gather(list(function(mine)) if mine else [])
-        found = {row: entry for rows, entries in zip(dealt, every) for row, entry in zip(rows, entries)}
-        return [found[row] for row in range(len(work))]
+        own_rows = dealt[self.rank]
+        every = self.gather(list(function(own_rows)) if own_rows else [])
+        by_row = {row: entry for rows, entries in zip(dealt, every) for row, entry in zip(rows, entries)}
+        return [by_row[row] for row in range(len(work))]
 
 
 def deal(work: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the rows of a cohort that each rank trains: the largest first, each to the rank with the least work.
+    """Deal a cohort's rows to ranks: the largest first, to the least busy rank.
 
     The result is the same on all ranks. No rank has more than 4/3 of the work that the best way to deal would give it
     (Graham, "Bounds on multiprocessing timing anomalies", 1969). With fewer rows than ranks, some ranks have none.
 
     Args:
-        work: of each row, in any unit; those of no work count as 1.
+        work: of each row, in any unit; rows without work count as 1.
 
     >>> deal([3, 1, 1, 1], ranks=2)
     [[0], [1, 2, 3]]
@@ -162,12 +165,12 @@ _store: Any = None
 
 
 def current() -> Ranks:
-    """Return the ranks of this process; a single one if it was not started as one of several."""
+    """Return the ranks of this process: one, or the several of its simulation."""
     return _current
 
 
 def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun (or something like it) has started this process as one of several.
+    """Return whether torchrun or a similar tool started this as one of several.
 
     >>> is_one_of_several({"WORLD_SIZE": "2"})
     False
@@ -182,10 +185,10 @@ def is_joined() -> bool:
 
 @contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """Within it, this process is one of several, if it was started as one. Only rank 0 prints and reports errors.
+    """Join the other processes in the block, if this was started as one of several.
 
-    It may lie within another. All ranks end with the first that fails: rank 0 says which one that was, and why. One
-    that dies without a word is in torchrun's report.
+    Only rank 0 prints and reports errors. The block may lie within another. All ranks end with the first that fails:
+    rank 0 says which one that was, and why. One that dies without a word is in torchrun's report.
 
     Raises:
         FLError: on rank 0, for what went wrong on any of the ranks.

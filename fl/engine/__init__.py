@@ -1,4 +1,4 @@
-"""Local training: K clients, each from a start of its own, on its own data, for its own number of steps.
+"""Local training of K clients, each with its own start, data and number of steps.
 
 Backends share one signature, `train(groups) -> results`, use the same batches and random numbers, and give the same
 result up to float32 rounding:
@@ -59,7 +59,7 @@ BACKEND_NAMES = ("auto", *BACKENDS)
 
 
 def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
-    """Raise FLError for a backend or a precision that is unknown, or that this device does not have.
+    """Raise FLError for an unknown backend or precision, or one this device lacks.
 
     Args:
         partial: whether the last batch of an epoch may be smaller than the others.
@@ -119,13 +119,13 @@ def train(
         check(backend, job.device, job.precision, job.batches.real is not None)
     chosen, device = {} if chosen is None else chosen, groups[0][0].device
     ruled = backend == "auto" and not admission.is_asked(device)
-    what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
+    key = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
     with _explain([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
         order = [backend]
         if backend == "auto":
-            order = _order(chosen.get(what), groups) if ruled else _admit(whole, chosen, rounds, moving)
+            order = _order(chosen.get(key), groups) if ruled else _admit(whole, chosen, rounds, moving)
         for name in order:
             try:
                 done = BACKENDS[name](whole)
@@ -139,7 +139,7 @@ def train(
                 refused[name] = first_line(error)
     if backend == "auto":
         if ruled:
-            chosen[what] = name
+            chosen[key] = name
         _remember([job.model for job, _, _ in groups], name, refused)
     return [
         result._replace(states={name: result.states[name] for name in starts})
@@ -149,7 +149,7 @@ def train(
 
 @contextmanager
 def _explain(jobs: Sequence[Job]) -> Iterator[None]:
-    """Record gradients in the block, whatever surrounds it, and name two faults of models that train in it."""
+    """Record gradients in the block, whatever surrounds it, and name two model faults."""
     names = " or ".join(map(_name, (job.model for job in jobs)))
     before = _global_rng(jobs[0].device)
     try:
@@ -174,7 +174,7 @@ def _explain(jobs: Sequence[Job]) -> Iterator[None]:
 
 
 def _name(model: nn.Module) -> str:
-    """Return the class of a model as its user knows it: some methods train one that holds it."""
+    """Return the class name of the user's model, also if a method's model holds it."""
     held = next(model.children(), model)
     return type(held if type(model).__module__.startswith("fl.algorithms") else model).__name__
 
@@ -189,7 +189,9 @@ _SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.w
 
 
 def rank_backends(groups: Sequence[Group]) -> list[str]:
-    """Return the backends that `auto` tries for these groups on the CPU, the fastest by a rule first, last the loop.
+    """Return the backends that `auto` tries on the CPU, the fastest by a rule first.
+
+    The loop is the last of them.
 
     Small steps of several clients train as one program, others in threads; two clients leave threads idle.
     (`docs/results/engine.md` says what this was measured to be worth.)
@@ -205,7 +207,7 @@ def rank_backends(groups: Sequence[Group]) -> list[str]:
 
 
 def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
-    """Return the backends in the order in which they are tried, without those that have refused one of the models.
+    """Return the backends to try, in order, without those that refused a model.
 
     An earlier choice comes first if it is possible here.
     """
@@ -218,7 +220,7 @@ def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
 
 
 def _admit(groups: Sequence[Group], chosen: dict[str, str], rounds: int, moving: bool) -> list[str]:
-    """Return the backend that is admitted on this device, unless it has refused one of the models, and the loop."""
+    """Return the admitted backend, unless it has refused a model, and the loop."""
     job, candidates = groups[0][0], {}
     for name, backend in BACKENDS.items():
         with suppress(FLError):
@@ -246,11 +248,12 @@ def _remember(models: Sequence[nn.Module], backend: str, refused: Mapping[str, s
 
 
 def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add the model's non-persistent buffers to the starts, though they are no part of its state.
+    """Add the model's non-persistent buffers to the starts; its state lacks them.
 
     Each client begins with the model's own, and they are dropped after the round.
     """
-    known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()} | constants(job.model).keys()
+    known = {id(tensor) for _, _, buffers in owners(job.model) for tensor in buffers.values()}
+    known |= constants(job.model).keys()
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}
     return {**starts, **broadcast(passing, stack_size(starts))}
 

@@ -89,12 +89,12 @@ class Outcome(NamedTuple):
 
 
 def is_asked(device: torch.device) -> bool:
-    """Return whether `auto` tries backends on a device; on other devices a rule chooses."""
+    """Return whether `auto` tries backends on a device; elsewhere a rule chooses."""
     return device.type != "cpu"
 
 
 def choose(groups: Sequence[Group], candidates: Mapping[str, Backend], chosen: dict[str, str], rounds: int) -> str:
-    """Return the backend for groups of clients: an earlier choice for such groups, or a new one.
+    """Return the backend for groups of clients: an earlier choice, or a new one.
 
     Args:
         candidates: the backends, besides the loop, that may be able to train the groups.
@@ -186,7 +186,9 @@ def _decide(
 def _compare(
     trial: Path, candidates: Mapping[str, Backend], device: torch.device, deterministic: bool, end: float
 ) -> Outcome:
-    """Let the candidates train in turn, each in its own process, until `time.monotonic()` is `end`.
+    """Let candidates train in turn, each in its own process, until the time `end`.
+
+    The time is `time.monotonic()`.
 
     All processes start at once. Then each waits for its turn.
     """
@@ -244,7 +246,7 @@ def _kill(child: subprocess.Popen) -> None:
 
 
 def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
-    """Return (speed relative to the loop, reason to leave it out or "") of a candidate after its process has ended."""
+    """Return (speed relative to the loop, reason to drop it or "") of a candidate."""
     if code < 0:
         return 0.0, f"its process was ended by a signal ({signal.strsignal(-code) or -code})"
     try:
@@ -267,7 +269,7 @@ def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
 
 
 def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
-    """Estimate the seconds of the loop for these clients, from a few steps of one client of each group.
+    """Estimate the loop's seconds from a few steps of one client of each group.
 
     The first measurement takes longer, since libraries set themselves up. If even this is below `least`, it is
     returned.

@@ -1,4 +1,4 @@
-"""Random changes of training samples, as tensor operations on the device: no worker processes, no host."""
+"""Random changes of training samples, as tensor operations on the device."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,9 @@ from fl.engine.draws import Draws
 
 
 class Augment(NamedTuple):
-    """Random crops and flips of images, masks of text; what is drawn depends only on the client and its step.
+    """Random crops and flips of images, masks of text.
+
+    The random numbers depend only on the client and its step.
 
     The places where images are cut out are drawn for all steps of a round at once (`draw`), since drawing takes many
     small kernels; each step then cuts its own images (`cut`).
@@ -38,8 +40,8 @@ class Augment(NamedTuple):
 
         Args:
             samples: images [*leading, B, C, H, W] of any dtype, or tokens [*leading, B, T].
-            key: int32 [*leading], that of each client's step.
-            places: where images are cut out; None: they are drawn here.
+            key: int32 [*leading], the key of each client's step.
+            places: where images are cut out; None: they are sampled here.
         """
         if self.mask:
             return self.mask_tokens(samples, key)
@@ -72,7 +74,7 @@ class Augment(NamedTuple):
         return torch.stack(torch.broadcast_tensors(first, 1 - 2 * flipped), -1)
 
     def cut(self, images: Tensor, places: Tensor, border: int = 0) -> Tensor:
-        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 2].
+        """Return images [*leading, B, C, H, W], cut out at places [*leading, B, 2].
 
         Args:
             border: the value of what is put around them.
@@ -95,5 +97,5 @@ class Augment(NamedTuple):
         return self.cut(masks.unsqueeze(-3), places, border=UNSCORED).squeeze(-3)
 
     def mask_tokens(self, tokens: Tensor, key: Tensor) -> Tensor:
-        """Return tokens [*leading, B, T], a share of which is replaced by `token`."""
+        """Return tokens [*leading, B, T]; a share of them is replaced by `token`."""
         return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

@@ -17,7 +17,7 @@ LAST_BATCHES = ("filled", "partial")
 
 
 def count_filled(samples: int, size: int) -> int:
-    """Return how many samples one epoch passes through the model where its last batch is filled up.
+    """Return the number of samples of an epoch with its last batch filled up.
 
     >>> count_filled(20, 10), count_filled(21, 10)
     (20, 30)
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     Attributes:
         index: the samples, int64 [*leading, B].
-        key: a random number of 32 bits, int64 [*leading]; everything random in the step is drawn from it
+        key: a random number of 32 bits, int64 [*leading]; everything random in the step depends on it
             (`fl.engine.draws`).
         places: where augmented images are cut out (`Augment.draw`), int64 [*leading, B, 2]; None without augmentation.
     """
@@ -46,7 +46,7 @@ class Batches(NamedTuple):
     Attributes:
         rows: every step as a row of numbers, int64 [K, S, W], where S is the largest number of steps: its samples, its
             key and, for augmented images, their places. `step` takes them apart. Rows after a client's own steps are
-            padding that nobody reads.
+            padding that is never read.
         size: samples of a step.
         steps: each client's number of steps, known on the host.
         augment: how the samples are changed at random.
@@ -95,7 +95,7 @@ def make_batches(
     last: str = "filled",
     limits: Sequence[int] | None = None,
 ) -> Batches:
-    """Return batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
+    """Return batches of exactly `size`, in a fresh permutation each epoch.
 
     The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
     fewer than `size` samples. These samples count once more, unless the last batch is to be partial: then each sample

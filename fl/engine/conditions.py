@@ -1,4 +1,4 @@
-"""Conditions under which a choice of backend holds: a device with its versions, a model, shapes, and a step's code."""
+"""Conditions of a choice of backend: device, versions, model, shapes and code."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from surgery import Stack
 
 
 def name_device(device: torch.device) -> str:
-    """Return the name of a device, with the versions of the libraries that compute on it."""
+    """Return the name of a device, and the versions of its libraries."""
     name, versions = device.type, [f"torch {torch.__version__}"]
     with suppress(RuntimeError, AssertionError):
         if device.type == "cuda":
@@ -34,10 +34,10 @@ def name_device(device: torch.device) -> str:
 
 
 def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
-    """Return the models' classes, and a digest of all that a trial depends on, except the device.
+    """Return the models' classes, and a digest of what a trial depends on.
 
-    The digest rounds the number of clients up to a power of two, and the ratio of the mean to the largest number of
-    steps down to a quarter.
+    The digest leaves out the device. It rounds the number of clients up to a power of two, and the ratio of the mean to
+    the largest number of steps down to a quarter.
     """
     steps = [n for job, _, _ in groups for n in job.batches.steps]
     clients, equality = 1 << (len(steps) - 1).bit_length(), 4 * sum(steps) // (len(steps) * max(steps))
@@ -50,7 +50,7 @@ def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
 
 
 def _describe_step(group: Group) -> str:
-    """Describe what a step of these clients computes, without the values of weights and the learning rate."""
+    """Describe what a step computes, without the weights and the learning rate."""
     job, starts, context = group
     per_sample = {} if job.per_sample is None else {"": job.per_sample}
     shapes = _shapes([context, per_sample])
@@ -68,7 +68,7 @@ _MODEL_DIGESTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def _describe_model(model: nn.Module, starts: Stack) -> str:
-    """Return a digest of a model's layers, of its modules' code and of its shapes, computed once for each model."""
+    """Return a digest of a model's layers, code and shapes, once for each model."""
     if model not in _MODEL_DIGESTS:
         code = [type(module).forward.__code__.co_code for module in model.modules() if _has_code(type(module))]
         text = re.sub(r" at 0x[0-9a-f]+", "", str((model, code, _shapes(starts))))
@@ -85,7 +85,10 @@ def _has_code(kind: type) -> bool:
 
 
 def _describe_function(value: Any, seen: set[int]) -> Any:
-    """Return the name and the code of a function and of the functions in its closure; of another value its type."""
+    """Return the name and the code of a function, or the type of another value.
+
+    The functions in its closure are included.
+    """
     if not isinstance(value, FunctionType) or id(value) in seen:
         return type(value).__qualname__
     seen.add(id(value))
@@ -95,7 +98,7 @@ def _describe_function(value: Any, seen: set[int]) -> Any:
 
 @cache
 def _digest_code() -> str:
-    """Return a digest of the engine's files, since the package's version stays the same while code changes."""
+    """Return a digest of the engine's files: the version does not tell their changes."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -104,7 +107,7 @@ _SWITCHES = ("CUDA_", "CUBLAS", "CUDNN_", "PYTORCH_", "NVIDIA_TF32")
 
 
 def _environment() -> list[str]:
-    """Return the driver's version, and the variables by which CUDA and torch choose kernels and memory."""
+    """Return the driver's version, and the environment that changes kernels or memory."""
     settings = [
         f"{name}={value}"
         for name, value in sorted(os.environ.items())

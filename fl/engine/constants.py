@@ -1,4 +1,4 @@
-"""Parameters that nobody trains, once for all clients: they stay in the model, and no state has them.
+"""Frozen parameters, once for all clients: in the model, and in no state.
 
 A state is what a client trains, keeps and sends, so that K clients on a frozen base take the memory of the base and of
 K times what they train.
@@ -15,7 +15,7 @@ _CONSTANTS = "constants"  # the attribute of a module that has their names
 
 
 def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
-    """Make the frozen parameters of a model constants, in place: buffers that are in no state.
+    """Make a model's frozen parameters constants, in place: buffers in no state.
 
     Args:
         but: ids of parameters that stay frozen parameters, which states have.
@@ -25,30 +25,30 @@ def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
     >>> list(as_constants(net).state_dict()), [*constants(net).values()][0].shape
     (['bias'], torch.Size([1, 2]))
     """
-    made: dict[int, Tensor] = {}
+    detached: dict[int, Tensor] = {}
     for module in model.modules():
         frozen = {name: p for name, p in module._parameters.items() if p is not None and not p.requires_grad}
         names = [name for name, parameter in frozen.items() if id(parameter) not in but]
         for name in names:
             parameter = module._parameters.pop(name)
-            module.register_buffer(name, made.setdefault(id(parameter), parameter.detach()), persistent=False)
+            module.register_buffer(name, detached.setdefault(id(parameter), parameter.detach()), persistent=False)
         if names:
             setattr(module, _CONSTANTS, names)
     return model
 
 
 def constants(model: nn.Module) -> dict[int, Tensor]:
-    """Return the constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
-    found = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
-    return {id(tensor): tensor for tensor in found}
+    """Return the constants of a model by their ids, as copy.deepcopy's memo."""
+    tensors = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
+    return {id(tensor): tensor for tensor in tensors}
 
 
 def digest(model: nn.Module) -> str | None:
     """SHA-256 of the constants of a model; None if it has none."""
-    if not (found := constants(model)):
+    if not (tensors := constants(model)):
         return None
     total = hashlib.sha256()
-    for tensor in found.values():
+    for tensor in tensors.values():
         total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
         total.update(as_bytes(tensor.cpu()).numpy().data)
     return total.hexdigest()
@@ -61,12 +61,12 @@ def as_parameters(model: nn.Module) -> nn.Module:
     >>> [*as_parameters(as_constants(net)).state_dict()]
     ['weight', 'bias']
     """
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name in vars(module).pop(_CONSTANTS, ()):
             tensor = module._buffers.pop(name)
             module._non_persistent_buffers_set.discard(name)
-            if id(tensor) not in made:
-                made[id(tensor)] = nn.Parameter(tensor, requires_grad=False)
-            module.register_parameter(name, made[id(tensor)])
+            if id(tensor) not in parameters:
+                parameters[id(tensor)] = nn.Parameter(tensor, requires_grad=False)
+            module.register_parameter(name, parameters[id(tensor)])
     return model

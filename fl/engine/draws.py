@@ -1,8 +1,9 @@
-"""Random numbers within a step (dropout, stochastic depth, augmentation, noise) without a generator's state.
+"""Random numbers within a step, without a generator's state.
 
-Each number is a hash of (key, stream, number of the draw, position), where the key belongs to a client's step and
-comes from the client's own generator (`fl.engine.batches`). So it is the same on every device (normal numbers up to
-rounding) and in every backend: one client after another, stacked under vmap, in threads, or replayed in a CUDA graph.
+They serve dropout, stochastic depth, augmentation and noise. Each number is a hash of (key, stream, number of the draw,
+position), where the key belongs to a client's step and comes from the client's own generator (`fl.engine.batches`). So
+it is the same on every device (normal numbers up to rounding) and in every backend: one client after another, stacked
+under vmap, in threads, or replayed in a CUDA graph.
 """
 
 import math
@@ -50,7 +51,10 @@ class Draws:
         self._positions = {} if positions is None else positions
 
     def several(self, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers of so many calls of `uniform`, [*leading, count, *shape], by the launches of one call."""
+        """Return the numbers of `count` calls of `uniform`: [*leading, count, *shape].
+
+        They take the launches of a single call.
+        """
         position = self._position(shape, count)
         self.drawn += count
         if self._mixed is None:
@@ -73,7 +77,9 @@ class Draws:
         return self.several(1, shape).squeeze(self.key.ndim)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Random float32, normal with mean 0 and variance 1 (Box and Muller 1958); none is larger than 5.8.
+        """Return normal float32 with mean 0 and variance 1 (Box and Muller 1958).
+
+        None is larger than 5.8.
 
         Logarithm and cosine differ in their last bits between devices: unlike all other numbers here, these are the
         same on two devices only up to rounding.
@@ -91,10 +97,11 @@ class Draws:
 
 
 def _mix(h: Tensor) -> Tensor:
-    """Return a bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in
-    place.
+    """Mix 32 bits in place: a bijection in which every bit depends on all.
 
-    Products wrap; the masks make shifts of negative numbers those of unsigned ones.
+    It is Wellons' lowbias32 of xor, shift and multiply.
+
+    Products wrap; the masks make shifts of negative numbers equal to shifts of unsigned ones.
     """
     h ^= (h >> 16) & 0xFFFF
     h *= 0x7FEB352D
@@ -105,10 +112,12 @@ def _mix(h: Tensor) -> Tensor:
 
 
 class Drawing(TorchFunctionMode):
-    """Within it, all random numbers of a model come from `draws`, not from torch's global generator.
+    """Take all random numbers of a model in the block from `draws`.
 
-    They are those of dropout of every kind, also within attention, of torch.rand, randn, randint, rand_like and
-    randn_like, and of tensors' bernoulli_, uniform_ and normal_.
+    Torch's global generator stays as it is.
+
+    This covers dropout of every kind, also within attention, torch.rand, randn, randint, rand_like and randn_like, and
+    tensors' bernoulli_, uniform_ and normal_.
 
     Other draws from the global generator are left alone; `fl.engine.train` notices them.
 
@@ -153,17 +162,19 @@ class NoDraws(Watch):
 
 
 def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether a random operation is none of fused attention without dropout, which torch tags as random as
-    well.
+    """Return whether an operation that torch tags as random is random.
+
+    It tags fused attention, also without dropout.
     """
-    given = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
-    given |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
-    return given.get("dropout_p") != 0
+    arguments = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
+    arguments |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
+    return arguments.get("dropout_p") != 0
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:
-    """Dropout of single entries (None), or of whole channels of `dims` dimensions, for a batch or, where torch allows
-    it, a single sample.
+    """Drop single entries (None), or whole channels of `dims` dimensions.
+
+    Where torch allows it, the batch may be a single sample.
     """
 
     def dropout(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -191,7 +202,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`; with dropout in plain products, since fused kernels draw on their own."""
+    """Attend as `F.scaled_dot_product_attention`; with dropout in plain products.
+
+    Fused kernels take their random numbers from elsewhere.
+    """
     if dropout_p == 0:
         more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
@@ -211,14 +225,17 @@ def _attention(
 
 
 def _multi_head(draws: Draws, *args: Any, **kwargs: Any) -> Any:
-    """`F.multi_head_attention_forward`, which `nn.MultiheadAttention` calls: what is random within it is drawn here."""
+    """Call `F.multi_head_attention_forward` with random numbers from `draws`.
+
+    `nn.MultiheadAttention` calls that function.
+    """
     attention = partial(_attention, draws)
     inside: dict[Any, Any] = {F.dropout: partial(_dropout(None), draws), F.scaled_dot_product_attention: attention}
     return calling(F.multi_head_attention_forward, inside)(*args, **kwargs)
 
 
 def _uniform(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Random numbers in [0, 1) that stay below 1 in a shorter dtype: they are rounded down, not to the nearest."""
+    """Round numbers in [0, 1) down to a shorter dtype, so that they stay below 1."""
     step = max(torch.finfo(dtype).eps / 2, 2**-24)
     return ((draws.uniform(shape) / step).floor() * step).to(dtype)
 
@@ -228,7 +245,7 @@ def _normal(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _new(kind: Callable[[Draws, tuple[int, ...], torch.dtype], Tensor]) -> Callable[..., Tensor]:
-    """`torch.rand` and similar functions: a new tensor whose size is one argument or several."""
+    """Make a tensor as `torch.rand` does; its size is one argument or several."""
 
     def new(
         draws: Draws,

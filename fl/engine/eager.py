@@ -1,7 +1,8 @@
-"""Plain eager steps, one client at a time: in this thread (`loop`, the reference that the other backends are compared
-with), or in several side by side (`workers`, for the CPU).
+"""Plain eager steps, one client at a time or several side by side.
 
-One small step cannot keep several cores busy, but several steps can. Torch releases Python's lock while it computes.
+`loop` trains in this thread, and is the reference that the other backends are compared with; `workers`, for the CPU,
+trains several clients side by side. One small step cannot keep several cores busy, but several steps can. Torch
+releases Python's lock while it computes.
 """
 
 import copy
@@ -55,25 +56,25 @@ class Replica:
         self.positions: dict = {}  # see `Draws`
 
     def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
-        """Put the k-th client's start in place, and yield what `step` takes for each of its steps."""
-        mine = self.load(k)
+        """Put the k-th client's start in place, and yield the arguments of each `step`."""
+        context = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            yield self.job.batches.client_step(k, s), mine
+            yield self.job.batches.client_step(k, s), context
 
     @torch.no_grad()
     def load(self, k: int) -> Any:
-        """Put the k-th client's start in place and clear the optimizer's memory. Returns the client's context."""
+        """Put the k-th client's start in place, clear the memory, return its context."""
         place = self._state()
         copy_all(place.values(), [self.starts[name][k] for name in place])
-        foreach_zero_([self.total, *(t for kept in self.memory.values() for t in kept)])
+        foreach_zero_([self.total, *(t for tensors in self.memory.values() for t in tensors)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
-    def step(self, given: Step, context: Any) -> None:
+    def step(self, step: Step, context: Any) -> None:
         """Make a step of the client that is in place."""
-        batch = self.job.fetch(given, self.dtype)
-        loss = self.differentiate(batch, given.key, context)
+        batch = self.job.fetch(step, self.dtype)
+        loss = self.differentiate(batch, step.key, context)
         if self.job.ascent:
-            self.look_ahead(batch, given.key, context)
+            self.look_ahead(batch, step.key, context)
         with torch.no_grad():
             self.job.optimizer.step(self.values, self.memory, [p.grad for p in self.values])
             self.total += loss
@@ -91,12 +92,12 @@ class Replica:
         return loss.detach()
 
     def look_ahead(self, batch: Batch, key: Tensor, context: Any) -> None:
-        """Replace the gradients by those at the point to which the ascent leads; buffers stay as they are now."""
+        """Replace the gradients by the ones where the ascent leads; buffers stay."""
         used = {name: p for name, p in self.params.items() if p.grad is not None}
         with torch.no_grad():
-            here = dict((*used.items(), *self.model.named_buffers()))
-            before = {name: torch.empty_like(tensor) for name, tensor in here.items()}
-            copy_all(before.values(), here.values())
+            tensors = dict((*used.items(), *self.model.named_buffers()))
+            before = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+            copy_all(before.values(), tensors.values())
             step = self.job.ascent({n: p.detach() for n, p in used.items()}, {n: p.grad for n, p in used.items()})
             foreach_add_(list(used.values()), [step[name] for name in used])
         self.differentiate(batch, key, context)
@@ -110,25 +111,28 @@ class Replica:
     @torch.no_grad()
     def save(self, k: int, results: Results) -> None:
         """Write the k-th client's results."""
-        made = self._state()
-        copy_all([results.states[name][k] for name in made], made.values())
+        state = self._state()
+        copy_all([results.states[name][k] for name in state], state.values())
         torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
 
     def _state(self) -> State:
-        """Return the tensors in place now (a model may put new buffers in place of old ones)."""
+        """Return the tensors that are in place now.
+
+        A model may put new buffers in place of old ones.
+        """
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {name: tensors[name] for name in self.starts}
 
 
 def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    """Copy each of the values to its place, with one launch for all tensors of the same dtype."""
+    """Copy values to their places, with one launch for all tensors of a dtype."""
     alike: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values):
-        mine = alike.setdefault((place.dtype, value.dtype), ([], []))
-        mine[0].append(place)
-        mine[1].append(value)
-    for here, there in alike.values():
-        foreach_copy_(here, there)
+        pair = alike.setdefault((place.dtype, value.dtype), ([], []))
+        pair[0].append(place)
+        pair[1].append(value)
+    for targets, sources in alike.values():
+        foreach_copy_(targets, sources)
 
 
 def loop(groups: Sequence[Group]) -> list[Results]:
@@ -146,7 +150,7 @@ def loop(groups: Sequence[Group]) -> list[Results]:
 
 
 def workers(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of all groups in as many threads as torch may use. See `fl.engine.train`."""
+    """Train all groups in as many threads as torch may use. See `fl.engine.train`."""
     results = [Results.empty(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Each client's step is captured once as a CUDA graph and replayed, several clients on parallel streams.
+"""Steps captured once as CUDA graphs and replayed, clients on parallel streams.
 
 Eager steps of small models wait for the launches of their many small kernels; a graph is one launch. Clients of
 different architectures also run side by side. Captures are kept for the next rounds.
@@ -30,14 +30,14 @@ _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
 _WINDOW = 256  # steps whose rows a slot holds at a time; more than a warm-up takes
 _PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn
-_TOO_MANY = 4 * _PROGRAMS  # made of one model, hardly any of which can have been used again
+_TOO_MANY = 4 * _PROGRAMS  # made of one model; hardly any of them can have been used again
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 """(step, eager steps before) -> a function that repeats the step."""
 
 
 class Slot(Replica):
-    """A replica whose step reads its inputs from fixed places, so that it can be replayed.
+    """A replica whose step reads its inputs from fixed places, to be replayed.
 
     The step itself counts which step comes next, so replaying it is all there is to do.
     """
@@ -92,7 +92,7 @@ class Slot(Replica):
 
 
 class Program:
-    """The captures of one architecture, a slot for each stream: the same step in all of them."""
+    """The captures of one architecture: the same step, in a slot for each stream."""
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}
@@ -151,14 +151,15 @@ _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def is_in_vain(models: Iterable[nn.Module]) -> bool:
-    """Return whether one of the models was captured over and over, so that graphs spare nothing."""
+    """Return whether a model was captured so often that graphs spare nothing."""
     return any(_KEPT[model].made >= _TOO_MANY for model in models if model in _KEPT)
 
 
 def may_starve(group: Group) -> bool:
-    """Return whether kernels of several streams may wait for each other for ever, which a short trial need not show.
+    """Return whether kernels of several streams may wait for each other for ever.
 
-    Those of cuDNN's batch norm for channels last keep the whole device busy until all their blocks have met.
+    A short trial need not show it. The kernels of cuDNN's batch norm for channels last keep the whole device busy until
+    all their blocks have met.
     """
     job, _, _ = group
     norms = nn.modules.batchnorm._BatchNorm
@@ -166,17 +167,20 @@ def may_starve(group: Group) -> bool:
 
 
 def _meaning(group: Group) -> tuple:
-    """Return everything that a capture contains: two groups for which it is the same share their graphs."""
+    """Return all that a capture contains: groups with the same share their graphs."""
     job, starts, context = group
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
     settings = job.optimizer._replace(lr=0.0), job.precision, job.batches.size, job.batches.augment
-    what = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
-    return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *what)
+    looks = _looks(job.model, {}), tuple(job.trainable()), tuple(starts), str(structure), tuple(shapes)
+    return (id(job.data), id(job.per_sample), ref(job.objective), job.ascent and ref(job.ascent), settings, *looks)
 
 
 class _Same:
-    """An object by its identity, without keeping it; once it is gone, no other one is taken for it."""
+    """An object by its identity, without keeping it.
+
+    Once it is gone, no other object is taken for it.
+    """
 
     def __init__(self, value: Any) -> None:
         self.id = id(value)
@@ -186,15 +190,16 @@ class _Same:
             self.get = lambda: value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and (mine := self.get()) is not None and mine is other.get()
+        return isinstance(other, _Same) and (value := self.get()) is not None and value is other.get()
 
     def __hash__(self) -> int:
         return hash(self.id)
 
 
 def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Return what a step may read of a model, or of an object in it, apart from parameters' and buffers' values:
-    something hashable that is equal as long as none of it changes.
+    """Return what a step may read of a model, apart from the values of its tensors.
+
+    It is hashable, and equal as long as none of this changes. The value may also be an object within the model.
 
     Args:
         seen: the number of each object so far, by identity, since they may contain one another; and the object, so that
@@ -210,14 +215,16 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if isinstance(value, torch.Tensor):
         return _Same(value), version_of(value)
     if isinstance(value, Mapping):
-        return type(value), tuple((_looks(key, seen), _looks(one, seen)) for key, one in value.items())
+        return type(value), tuple((_looks(key, seen), _looks(item, seen)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return type(value), tuple(_looks(one, seen) for one in value)
+        return type(value), tuple(_looks(item, seen) for item in value)
     if isinstance(value, nn.Module):  # its replicas are always in training mode
-        own = {name: one for name, one in vars(value).items() if name not in ("training", "_parameters", "_buffers")}
+        attributes = {
+            name: item for name, item in vars(value).items() if name not in ("training", "_parameters", "_buffers")
+        }
         tensors = [*value._parameters.items(), *value._buffers.items()]
-        what = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
-        return _Same(value), tuple(what), _looks(own, seen)
+        shapes = [(name, t if t is None else (t.shape, t.dtype, t.requires_grad)) for name, t in tensors]
+        return _Same(value), tuple(shapes), _looks(attributes, seen)
     if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
         return _Same(value)
     if hasattr(value, "tobytes"):  # an array
@@ -226,13 +233,13 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of all groups, as many at a time as there are streams. See `fl.engine.train`."""
+    """Train all groups, a client on each stream at a time. See `fl.engine.train`."""
     device = groups[0][0].device
-    here = torch.cuda.current_stream(device)
+    current = torch.cuda.current_stream(device)
     clients = sum(len(job.batches.steps) for job, _, _ in groups)
     streams = _streams(device, min(clients, _STREAMS))
     for stream in streams:
-        stream.wait_stream(here)
+        stream.wait_stream(current)
     try:
         return _side_by_side(groups, [torch.cuda.stream(stream) for stream in streams], _capture)
     except BaseException:  # the next training of these models may need the memory
@@ -242,11 +249,11 @@ def train(groups: Sequence[Group]) -> list[Results]:
         raise
     finally:
         for stream in streams:
-            here.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
+            current.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
 
 
 def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
-    """Give every place the next client when its last one has finished; their steps take turns."""
+    """Give every place the next client when one has finished; steps take turns."""
     results = [Results.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
@@ -254,7 +261,7 @@ def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManag
     def work(place: int):
         while ready := [(g, k) for g, k in queue if place in programs[g].slots or not programs[g].full]:
             # Clients whose architecture this place has captured come first: so there are as few captures as possible.
-            g, k = next((one for one in ready if place in programs[one[0]].slots), ready[0])
+            g, k = next((pair for pair in ready if place in programs[pair[0]].slots), ready[0])
             queue.remove((g, k))
             with places[place]:
                 try:
@@ -288,10 +295,10 @@ _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """Return the device's first streams, always the same ones, since slots stay on theirs."""
-    made = _POOL.setdefault(device, [])
-    made += [torch.cuda.Stream(device) for _ in range(count - len(made))]
-    return made[:count]
+    """Return the device's first streams, always the same: slots stay on theirs."""
+    streams = _POOL.setdefault(device, [])
+    streams += [torch.cuda.Stream(device) for _ in range(count - len(streams))]
+    return streams[:count]
 
 
 def _wait(device: torch.device) -> None:
@@ -316,7 +323,7 @@ def _never_waiting() -> Iterator[None]:
 
 
 def _capture(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
-    """Return a function that replays the step; its inputs and outputs stay where they are."""
+    """Return a function that replays the step; its inputs and outputs stay in place."""
     for _ in range(warm_up - 1):
         step()
     # After a failed capture torch 2.11 never gives some memory back. Most captures fail because the step waits for the

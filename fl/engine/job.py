@@ -1,4 +1,4 @@
-"""Code that all backends share: the job, its results, and how a batch is fetched and a loss computed."""
+"""Code that all backends share: the job, its results, its batches and losses."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -46,7 +46,7 @@ class Job:
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """The dtype in which losses are summed: that of the parameters, but at least float32."""
+        """The dtype of sums of losses: the parameters' dtype, but at least float32."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def trainable(self) -> list[str]:
@@ -66,7 +66,10 @@ class Job:
         return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
-        """Return the objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
+        """Return the objective of a client on a batch, with random numbers from `draws`.
+
+        `draws` is None if none are needed.
+        """
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
@@ -88,13 +91,16 @@ class Results(NamedTuple):
 
     @classmethod
     def empty(cls, group: Group) -> "Results":
-        """Return room for the results, which backends fill in one client after another."""
+        """Return empty results, which backends fill in one client after another."""
         job, starts, _ = group
         states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
         return cls(states, torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device))
 
 
 def longest_first(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(group, client) of all clients, those with most steps first, so that no long one runs alone at the end."""
+    """Return (group, client) of all clients, the longest first.
+
+    No long one then runs alone at the end.
+    """
     every = [(g, k) for g, (job, _, _) in enumerate(groups) for k in range(len(job.batches.steps))]
     return sorted(every, key=lambda at: -groups[at[0]][0].batches.steps[at[1]])

@@ -43,12 +43,14 @@ NAMES = {
 
 
 def is_whole(loss: Loss) -> bool:
-    """Return whether a loss is of whole masks, and not of single pixels: it has an attribute `whole`."""
+    """Return whether a loss is of whole masks: it has an attribute `whole`."""
     return getattr(loss, "whole", False)
 
 
 def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored.
+    """Compute the loss of each sample, [n], or of each token, [n * T]: 0 if unscored.
+
+    Sequences with a label a token have a loss of each token.
 
     Likewise of masks of each pixel, [n * H * W], or, with a loss of whole masks, [n].
     """
@@ -69,7 +71,9 @@ def is_scored(targets: Tensor) -> Tensor:
 
 
 def weights_of(loss: Loss, targets: Tensor) -> Tensor:
-    """Return what each sample counts in a mean of the loss, [n]: its tokens or pixels that count, or else 1.
+    """Return each sample's weight in a mean of the loss, [n].
+
+    It is the number of tokens or pixels that count, or else 1.
 
     >>> weights_of(cross_entropy, torch.tensor([[0, 2, -100], [1, 1, 1]])), weights_of(cross_entropy, torch.zeros(2, 3))
     (tensor([2, 3]), tensor([1, 1]))
@@ -80,12 +84,15 @@ def weights_of(loss: Loss, targets: Tensor) -> Tensor:
 
 
 def of_samples(losses: Tensor, loss: Loss, targets: Tensor) -> Tensor:
-    """Average what `per_sample` gives within each sample, [n]: over its tokens or pixels that count; 0 if none does."""
+    """Average what `per_sample` gives within each sample, [n].
+
+    The mean is over tokens or pixels that count; 0 if none does.
+    """
     return losses.view(len(targets), -1).sum(1) / weights_of(loss, targets).clamp(min=1)
 
 
 def has_exits(outputs: Tensor, targets: Tensor) -> bool:
-    """Return whether outputs are those of several exits, [n, exits, ...].
+    """Return whether outputs come from several exits, [n, exits, ...].
 
     >>> has_exits(torch.zeros(8, 4, 10), torch.zeros(8).long()), has_exits(torch.zeros(8, 10), torch.zeros(8).long())
     (True, False)
@@ -117,7 +124,7 @@ def measure(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each sample: the loss of classification unless another one is asked for."""
+    """Compute the cross entropy of each sample, the default of classification."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
@@ -154,7 +161,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
             f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own", code="name"
         )
     if task not in NAMES[chosen]:
-        able = ", ".join(one for one, its in NAMES.items() if task in its)
+        able = ", ".join(other for other, its in NAMES.items() if task in its)
         raise FLError(
             f"--loss {name} is for {' and '.join(NAMES[chosen])}, and the data are for {task}: choose {able}",
             code="unsupported",
@@ -181,7 +188,9 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the Dice loss of each sample, [n]: 1 - mean over classes of 2 sum p y / (sum p + sum y).
+    """Compute the Dice loss of each sample, [n].
+
+    It is 1 - mean over classes of 2 sum p y / (sum p + sum y).
 
     Sums are over the pixels that count, p are the softmax's probabilities of the class and y is 1 where it is the
     label. The mean is over the classes that the sample's mask has. (Milletari et al., "V-Net", 3DV 2016, section 3, who
@@ -207,20 +216,20 @@ dice.whole = True  # type: ignore[attr-defined]
 
 def _check_custom(name: str, loss: Loss, whole: bool) -> Loss:
     def compute(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
-        if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
-            found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
+        losses = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
+        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+            shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise FLError(
-                f"--loss {name} returns {found} for {len(outputs)} samples: let it return the loss of each, "
+                f"--loss {name} returns {shape} for {len(outputs)} samples: let it return the loss of each, "
                 f"[{len(outputs)}], as torch's losses do with reduction='none'",
                 code="run",
             )
-        if not each.is_floating_point() or (outputs.requires_grad and not each.requires_grad):
-            why = "has no gradient" if each.is_floating_point() else f"is {each.dtype}"
+        if not losses.is_floating_point() or (outputs.requires_grad and not losses.requires_grad):
+            why = "has no gradient" if losses.is_floating_point() else f"is {losses.dtype}"
             raise FLError(
                 f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs", code="run"
             )
-        return each
+        return losses
 
     compute.whole = whole  # type: ignore[attr-defined]
     return compute
@@ -234,9 +243,9 @@ def _make(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
         return F.cross_entropy(outputs, targets, weight(outputs), reduction="none", label_smoothing=smoothing)
 
     def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = F.cross_entropy(outputs, targets, reduction="none")
-        scale = (1 - (-each).exp()) ** 2
-        return scale * each * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        scale = (1 - (-losses).exp()) ** 2
+        return scale * losses * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
 
     def dice_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), weight(outputs), reduction="none")
@@ -247,8 +256,8 @@ def _make(name: str, smoothing: float, weights: tuple[float, ...]) -> Loss:
 
     def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(outputs.dtype)
-        each = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
-        return each.mean(1)
+        losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
+        return losses.mean(1)
 
     def of_numbers(apart: Callable[..., Tensor]) -> Loss:
         return lambda outputs, targets: apart(outputs, targets.to(outputs.dtype), reduction="none").mean(1)

@@ -1,13 +1,13 @@
-"""Objectives that clients minimise, and where they take the gradient: the only two hooks into local training.
+"""Objectives and ascents, the only two hooks into local training.
 
-An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
-model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the
-client (anchors, masks); `batch` is (x, y), or (x, y, per_sample) if the algorithm passes values for each sample (cached
-logits). x is a tensor, or a dict of them if samples have several inputs. The engine differentiates the loss with
-respect to `params`.
+Clients minimise an objective; an ascent says where they take its gradient. An objective takes (call, params, context,
+batch) of one client and returns a scalar loss. `call(params, x)` runs the model in training mode with that client's
+buffers; `context` is a dict of tensors that the algorithm passes for the client (anchors, masks); `batch` is (x, y), or
+(x, y, per_sample) if the algorithm passes values for each sample (cached logits). x is a tensor, or a dict of them if
+samples have several inputs. The engine differentiates the loss with respect to `params`.
 
-An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
-the same batch, with the same random numbers, at params + step. That is sharpness-aware training.
+An ascent takes (params, gradients) of one client and returns a step; the gradient at params + step, of the
+same batch and with the same random numbers, then moves the client. That is sharpness-aware training.
 
 Both depend on nothing but their arguments. What changes from round to round belongs in the context, since a CUDA graph
 repeats the numbers that it was captured with.
@@ -32,7 +32,9 @@ Ascent: TypeAlias = Callable[[State, State], State]
 
 
 def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    """Return mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens.
+    """Return the mean cross entropy over the batch.
+
+    Of sequences, with logits [B, T, V] for y [B, T], the mean is over all their tokens.
 
     Of a model with exits, logits [B, exits, C], the sum over exits.
     """
@@ -60,7 +62,7 @@ def mean_of(loss: Loss) -> Objective:
 
 @lru_cache(maxsize=16)
 def mask_absent_classes(objective: Objective = cross_entropy) -> Objective:
-    """Return the objective of a model whose logits are 0 for the classes that the client does not have.
+    """Return the objective with logits 0 for classes that the client does not have.
 
     They are those where the boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021,
     section 3).
@@ -79,7 +81,7 @@ def mask_absent_classes(objective: Objective = cross_entropy) -> Objective:
 
 
 def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
-    """Return the objective + mu/2 ||params - context["anchor"]||^2 (Li et al. 2020, equation 2)."""
+    """Return the objective + mu/2 ||params - context["anchor"]||^2 (Li et al. 2020)."""
 
     def pulled(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         apart = torch.cat([(p - context["anchor"][name]).flatten() for name, p in params.items()])  # one sum, not many
@@ -89,7 +91,7 @@ def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
 
 
 def with_logits(objective: Objective) -> Objective:
-    """Return the objective of a model whose logits are added to those given for the samples (FeMAM, equation 8).
+    """Return the objective of logits that are added to given ones (FeMAM, equation 8).
 
     With "share" in the context, a number for each client, the sum is multiplied by it (for the mean of several models'
     logits).

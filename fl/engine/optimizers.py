@@ -1,5 +1,6 @@
-"""The clients' optimizers: fused steps over all tensors, in place, of one client or a stack of clients alike; and how
-their learning rate changes from round to round.
+"""The clients' optimizers, and how their learning rate changes in a run.
+
+Steps are fused over all tensors, in place, of one client or a stack of clients alike.
 """
 
 import math
@@ -17,7 +18,7 @@ Memory: TypeAlias = dict[str, list[Tensor]]
 
 
 class SGD(NamedTuple):
-    """The settings of torch.optim.SGD, with a fresh momentum buffer every round, and of gradient clipping.
+    """Settings of torch.optim.SGD, with fresh momentum every round, and of clipping.
 
     Attributes:
         clip: the largest norm that the gradient of one client's step may have (torch.nn.utils.clip_grad_norm_ over all
@@ -58,7 +59,7 @@ class SGD(NamedTuple):
 
 
 class Adam(NamedTuple):
-    """The settings of torch.optim.Adam or AdamW, with fresh moments every round, and of gradient clipping (see `SGD`).
+    """Settings of Adam or AdamW, with fresh moments every round (see `SGD`).
 
     Attributes:
         decoupled: whether weight decay shrinks the weights by lr * weight_decay in each step (AdamW: Loshchilov and
@@ -106,8 +107,9 @@ Optimizer: TypeAlias = SGD | Adam
 def _ready(
     params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], clip: float, lead: int
 ) -> tuple[list[Tensor], Memory, list[Tensor]]:
-    """Return the input of a fused kernel: parameters with gradients, and these clipped and laid out in memory like
-    them.
+    """Return parameters with gradients, and the gradients, as a fused kernel needs.
+
+    The gradients are clipped, and laid out in memory like the parameters.
     """
     if any(g is None for g in gradients):
         used = [i for i, g in enumerate(gradients) if g is not None]
@@ -124,7 +126,9 @@ def _ready(
 
 
 def clip_gradients(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
-    """Return the gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
+    """Return the gradients, scaled down where a client's norm is above `bound`.
+
+    The norm is over all tensors of a client.
 
     >>> torch.cat(clip_gradients([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
     tensor([[0.6000, 0.8000],

@@ -1,4 +1,4 @@
-"""The numbers, the memory layout, the order and the kernels with which a step is computed."""
+"""The numbers, memory layout, order and kernels with which steps are computed."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,9 @@ NAMES = ("float32", "tf32", "bf16")
 
 
 class Precision(NamedTuple):
-    """The precision of forward and backward passes; parameters and optimizer states keep their dtype.
+    """The precision of forward and backward passes.
+
+    Parameters and optimizer states keep their dtype.
 
     Attributes:
         name: `float32` computes as the model is; `tf32` lets CUDA round the factors of products to 10 bits of
@@ -29,7 +31,7 @@ class Precision(NamedTuple):
     deterministic: bool = True
 
     def check(self, device: torch.device) -> None:
-        """Raise FLError for a precision that is unknown, or that this device does not have."""
+        """Raise FLError for a precision that is unknown, or that this device lacks."""
         if self.name not in NAMES:
             raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}", code="name")
         if self.name == "tf32" and device.type != "cuda":
@@ -76,8 +78,9 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
 
 
 class _PlainAttention:
-    """A context in which attention is plain matrix products, since fused kernels do not see within vmap that a backward
-    pass will come.
+    """A context in which attention is plain matrix products.
+
+    Within vmap fused kernels do not see that a backward pass will come.
 
     torch's switch holds for the process, so that threads which put it back one after another would leave it off: the
     first to come turns it, and the last to leave puts it back.

@@ -11,9 +11,11 @@ _done, _total = 0.0, 0
 
 @contextmanager
 def listen(listener: Callable[[float, int], None] | None) -> Iterator[None]:
-    """Within it, call the listener with (clients done, clients of the cohort) whenever some are done.
+    """Call the listener with (clients done, clients of the cohort) in the block.
 
-    That may be from another thread. None: nobody is told, and none are counted.
+    It is called whenever some are done.
+
+    That may be from another thread. None: no one is called, and no client is counted.
 
     >>> with listen(lambda done, total: print(f"{done:g} of {total}")):
     ...     begin(3)
@@ -31,13 +33,13 @@ def listen(listener: Callable[[float, int], None] | None) -> Iterator[None]:
 
 
 def begin(clients: int) -> None:
-    """Begin to count: so many clients train from now on, perhaps some of them at a time."""
+    """Begin to count: this many clients train from now on, perhaps a few at a time."""
     global _done, _total
     _done, _total = 0.0, clients
 
 
 def count(clients: float) -> None:
-    """So many more clients are done; a part of one where all train side by side."""
+    """Count more clients as done; a part of a client where all train side by side."""
     global _done
     if _listener is not None:
         with _LOCK:

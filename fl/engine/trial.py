@@ -1,4 +1,4 @@
-"""A trial of a backend: the first steps of a run's clients, and the process that trains them beside the loop.
+"""A trial of a backend: a run's first steps in a process, beside the loop's.
 
 `admission` writes the clients' first steps to a file, and starts a process for each candidate. The process calls
 `attend`, and leaves what it measured beside the file.
@@ -34,13 +34,16 @@ _STEPS = 8  # steps in a trial of the client with the most steps; other clients 
 
 
 def first_steps(groups: Sequence[Group]) -> list[Group]:
-    """Return the same clients with few steps, only the samples of these steps, and the first client's start."""
+    """Return the clients with few steps, their samples and the first start only."""
     longest = max(max(job.batches.steps) for job, _, _ in groups)
     return [shorten(group, len(group[0].batches.steps), longest) for group in groups]
 
 
 def shorten(group: Group, clients: int, longest: int) -> Group:
-    """Return the first clients of a group; of `longest` steps a client would make eight, and fewer in proportion."""
+    """Return the first clients of a group, with steps in proportion.
+
+    A client of `longest` steps would make eight.
+    """
     job, starts, context = group
     batches, size = job.batches, job.batches.size
     steps = tuple(max(1, min(n, n * _STEPS // longest)) for n in batches.steps[:clients])
@@ -63,7 +66,10 @@ def closure(function: FunctionType) -> list[Any]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions inside functions, too (most objectives are), for a process with the same Python version."""
+    """A pickler that takes functions inside functions, too (most objectives are).
+
+    It writes for a process with the same Python version.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
@@ -98,7 +104,7 @@ def _make_function(
 
 
 def attend(trial: str, name: str, device: str) -> None:
-    """Wait for the line that starts the trial, try one candidate, and write the result beside the trial."""
+    """Wait for the line that starts the trial, try a candidate, write the result."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, Linux ends this process
     limit = sys.stdin.readline()  # by now all is imported, but no device is in use
@@ -115,7 +121,7 @@ def attend(trial: str, name: str, device: str) -> None:
 
 
 def measure(backend: Backend, groups: Sequence[Group]) -> dict[str, Any]:
-    """Train with a backend and with the loop, from the same starts. Return their distances and their seconds."""
+    """Train with a backend and with the loop; return their distances and seconds."""
     exact_groups = [(replace(job, precision=job.precision._replace(name="float32")), *rest) for job, *rest in groups]
     expected, loop_repeats, slow = _measure(loop, groups)
     results, repeats, fast = _measure(backend, groups)
@@ -133,7 +139,10 @@ def measure(backend: Backend, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _measure(backend: Backend, groups: Sequence[Group]) -> tuple[list[Results], bool, float]:
-    """Train three times. Return (results, whether they repeat, least seconds of the last two times)."""
+    """Train three times; return (results, whether they repeat, least seconds).
+
+    The seconds are of the last two times.
+    """
     job = groups[0][0]
     with torch.inference_mode(False), torch.enable_grad(), arithmetic(job.precision, job.device):
         first = backend(groups)
@@ -163,7 +172,9 @@ def _tensors(results: Sequence[Results]) -> list[Tensor]:
 
 
 def _distance(results: Sequence[Results], expected: Sequence[Results], groups: Sequence[Group]) -> float:
-    """Return the largest error of a client: of its weights, as a share of their way from the start, or of its loss.
+    """Return the largest error of a client, in its weights or its loss.
+
+    The error of the weights is a share of their way from the start.
 
     The error of a loss is a share of the loss. The result is infinite if tensors of whole numbers differ, and nan if a
     number is not finite.

@@ -1,4 +1,4 @@
-"""All clients side by side: one step of K models is one call over stacked tensors (torch.func.vmap)."""
+"""All clients side by side: one step of K models is one call (torch.func.vmap)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -22,7 +22,10 @@ from surgery.transfer import upload
 
 
 class _Padding(TorchFunctionMode):
-    """Embeddings learn nothing of their padding_idx, which torch forgets where each client has a table of its own."""
+    """Embed without learning padding_idx.
+
+    Torch forgets that where each client has a table of its own.
+    """
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function is not F.embedding:
@@ -31,10 +34,10 @@ class _Padding(TorchFunctionMode):
 
 
 def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
-    found = F.embedding(input, weight, None, *args, **kwargs)
+    rows = F.embedding(input, weight, None, *args, **kwargs)
     if padding_idx is None:
-        return found
-    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), found.detach(), found)
+        return rows
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
 def _pads(model: nn.Module) -> bool:
@@ -42,7 +45,7 @@ def _pads(model: nn.Module) -> bool:
 
 
 def train(groups: Sequence[Group]) -> list[Results]:
-    """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
+    """Train the groups one by one, in stacked tensors. See `fl.engine.train`.
 
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
     set, which it never is within vmap.
@@ -52,8 +55,9 @@ def train(groups: Sequence[Group]) -> list[Results]:
 
 
 def _train(job: Job, starts: State, context: Any) -> Results:
-    """Clients are sorted by their number of steps, so that those that still train are a leading slice: a finished
-    client does not change and costs nothing.
+    """Train one group, sorted by the number of steps.
+
+    Clients that still train are a leading slice: a finished client does not change and costs nothing.
     """
     job.model.train()
     steps = job.batches.steps
@@ -66,9 +70,9 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     total = torch.zeros(len(steps), device=job.device, dtype=job.loss_dtype)
     positions: dict = {}  # see `Draws`
 
-    def train_one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Any:
+    def train_one(trained: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Any:
         def call(params: State, x: Tensor) -> Tensor:
-            state = {**rest, **own, **params}
+            state = {**rest, **trained, **params}
             out = functional_call(job.model, state, (x,))
             if moved := [name for name in rest if state[name] is not rest[name]]:
                 raise Refused(
@@ -77,27 +81,28 @@ def _train(job: Job, starts: State, context: Any) -> Results:
                 )
             return out
 
-        return job.loss(call, own, context, batch, Draws(key, positions=positions))
+        return job.loss(call, trained, context, batch, Draws(key, positions=positions))
 
     losses = vmap(train_one)
     for s in range(max(steps)):
         active = sum(n > s for n in steps)
         p, r, c, row = tree_map(lambda t, n=active: t[:n], (params, rest, context, rows[:, s]))
-        kept = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)  # Adam's count of steps is the same for all
+        # Adam's count of steps is the same for all clients.
+        active_memory = tree_map(lambda t, n=active: t[:n] if t.ndim else t, memory)
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in p.items()}  # views of params
         # Clients share nothing, so the gradient of the sum holds each client's own: ordinary autograd around vmap is
         # enough, and faster than torch.func.grad inside it.
-        given = job.batches.step(row)
-        batch = job.fetch(given, dtype)
-        loss = _vectorise(losses, job.model, leaves, r, c, batch, given.key)
+        step = job.batches.step(row)
+        batch = job.fetch(step, dtype)
+        loss = _vectorise(losses, job.model, leaves, r, c, batch, step.key)
         gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         if job.ascent:
             ahead, before = _ahead(job.ascent, p, gradients), {name: t.clone() for name, t in r.items()}
-            there = _vectorise(losses, job.model, ahead, r, c, batch, given.key)
+            there = _vectorise(losses, job.model, ahead, r, c, batch, step.key)
             gradients = torch.autograd.grad(there.sum(), list(ahead.values()), allow_unused=True)
             for name, value in before.items():  # buffers stay as the pass at the parameters left them
                 r[name].copy_(value)
-        job.optimizer.step(list(p.values()), kept, gradients, lead=1)
+        job.optimizer.step(list(p.values()), active_memory, gradients, lead=1)
         total[:active] += loss.detach()
         count(active / sum(steps) * len(steps))
 

@@ -19,7 +19,9 @@ from surgery.torch_private import Watch
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
-    """Count the floating-point operations of one sample's forward pass: twice its multiply-accumulates.
+    """Count the floating-point operations of a sample's forward pass.
+
+    They are twice its multiply-accumulates.
 
     Each model is counted once: one that is changed afterwards is not counted again. 0 if it cannot run on the meta
     device, because its operations depend on the data.
@@ -32,7 +34,9 @@ def flops(model: nn.Module, data: Dataset) -> int:
 
 
 def activation_bytes(model: nn.Module, data: Dataset) -> int:
-    """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
+    """Count the bytes that a training step keeps of one sample; 0 if unknown.
+
+    They are about what the layers give.
 
     Each model is counted once, as by `flops`.
 
@@ -44,7 +48,7 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
 
 
 def work_of(job: Job) -> int:
-    """Count the operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
+    """Count the operations of a batch's forward pass, per layer; 0 if unknown.
 
     Clients side by side pay off where single operations are too small to keep the device busy.
     """
@@ -69,13 +73,12 @@ _PLAIN = {
     "alias",
 }  # fmt: skip
 """Operations that are the same ones on a CPU as on the meta device, and draw nothing."""
-_SMALL = (
-    5_000_000  # parameters: a copy of so many, and a forward pass, take less time than what the meta device imports
-)
+# Parameters: a copy of a model with fewer, and a forward pass, take less time than what the meta device imports.
+_SMALL = 5_000_000
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """Return the counts of a model, from one forward pass of two samples; kept by its shape and dtype."""
+    """Return a model's counts, from one pass of two samples; kept by shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
@@ -90,26 +93,27 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
                 shadow = ghost(model)
                 device = next(shadow.parameters()).device
                 # of two samples, since static batch norms refuse one image
-                two = map_inputs(lambda one: one.new_zeros(2, *one.shape[1:], device=device), data.x)  # noqa: B023
+                two = map_inputs(lambda image: image.new_zeros(2, *image.shape[1:], device=device), data.x)  # noqa: B023
                 known[sample, dtype] = _count(shadow, data.normalise(two, dtype))
                 break
     return known[sample, dtype]
 
 
 def _is_plain(model: nn.Module) -> bool:
-    """Return whether a forward pass on the CPU is cheap, and runs no code that may note or draw something."""
+    """Return whether a forward pass on the CPU is cheap, and notes and draws nothing."""
     parameters = list(model.parameters())
     ours = {type(module).__module__.partition(".")[0] for module in model.modules()} <= {"torch", "zoo"}
     return ours and {p.device.type for p in parameters} == {"cpu"} and sum(p.numel() for p in parameters) < _SMALL
 
 
 class _Flops(Watch):
-    """Counts floating-point operations as torch's `FlopCounterMode` does, which imports modules of torch.compile.
+    """A counter of floating-point operations like torch's `FlopCounterMode`.
 
-    As all `Operations` it keeps the shapes of operations on the meta device, which repeated blocks need again.
+    That one imports modules of torch.compile. As all `Operations` this one keeps the shapes of operations on the meta
+    device, which repeated blocks need again.
 
     Raises:
-        RuntimeError: on a CPU, before any operation but those of `_PLAIN`: others may have faster kernels there that
+        RuntimeError: on a CPU, before any operation that is not in `_PLAIN`: others may have faster kernels there that
             have no formula (attention, recurrent layers), depend on the data, or be random.
     """
 
@@ -131,12 +135,12 @@ class _Flops(Watch):
 def _count(shadow: nn.Module, two: Inputs) -> _Counts:
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
-    def note(module: nn.Module, given: tuple, made: object) -> None:
-        if not isinstance(made, torch.Tensor):
+    def note(module: nn.Module, inputs: tuple, output: object) -> None:
+        if not isinstance(output, torch.Tensor):
             return
         # A view of its input, or the input changed in place, takes no memory.
-        if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
-            made_by_layers[storage_of(made)] = made.untyped_storage()
+        if storage_of(output) not in [storage_of(x) for x in inputs if isinstance(x, torch.Tensor)]:
+            made_by_layers[storage_of(output)] = output.untyped_storage()
 
     # The counter follows gradients, which views of trainable parameters lack in a pass without any.
     for module in shadow.eval().requires_grad_(False).modules():
@@ -161,6 +165,6 @@ class Meter:
         self.metrics: dict[str, float] = {}
 
     def read(self) -> int:
-        """Return the operations since the last reading, and begin anew."""
+        """Return the operations since the last reading, and begin again at 0."""
         flops, self.flops, self.metrics = self.flops, 0, {}
         return flops

@@ -1,1 +1,1 @@
-"""Wrappers of methods and of local training: one file each, with its settings and an `EXTENSION`."""
+"""Wrappers of methods and of training: a file each, with settings and `EXTENSION`."""

@@ -1,5 +1,6 @@
-"""Malicious clients: they also train on poisoned data, and add to what they send what they learnt there, amplified
-(FedFA, equation 1).
+"""Malicious clients, which also train on poisoned data (FedFA, equation 1).
+
+They add what they learnt there, amplified, to what they send.
 """
 
 from collections.abc import Sequence, Set
@@ -31,7 +32,7 @@ class AttackOptions:
     """Malicious clients."""
 
     share: Share = 0.0
-    """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
+    """share of the clients who are malicious, chosen at random; 0: none (FedFA: 0, 0.01, 0.2)"""
     amplify: Annotated[AtLeast0, _ATTACKED] = 1.0
     """lambda of equation 1: how many times the update from poisoned data, labels shuffled among malicious clients, is
     added to the honest one (FedFA: 1, 20)"""
@@ -42,7 +43,7 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Attack:
-    """The middleware of malicious clients: what they train on beside their own data, and what they send.
+    """The middleware of malicious clients, which train on poisoned data, too.
 
     They say that they have the classes of both.
 
@@ -67,7 +68,7 @@ class Attack:
         return dict(_NEEDS)
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:
-        """Let malicious clients train a second time, which no meter counts, and send a mixture of the two results."""
+        """Let malicious clients train again, unmetered, and send a mixture of both."""
         poisoned = replace(fed, data=self.data, training=(), meter=Meter()).train_cohort
 
         def run(training: Training) -> ClientUpdate:
@@ -82,7 +83,7 @@ class Attack:
         return run
 
     def report(self, fed: Federation, clients: Sequence[int]) -> Tensor:
-        """Return the classes that clients say they have, see `Federation.reported_classes`."""
+        """Return the classes that clients report, see `Federation.reported_classes`."""
         classes, rows = fed.true_classes(clients), self.rows(clients)
         if not rows:
             return classes
@@ -98,7 +99,9 @@ class Attack:
     def scale_update(
         self, honest: States, starts: States, poisoned: States, rows: Sequence[int], names: Set[str]
     ) -> States:
-        """Equation 1: start + (honest - start) + lambda (poisoned - start) for the parameters of the malicious clients.
+        """Amplify the malicious clients' updates (equation 1).
+
+        Their parameters become start + (honest - start) + lambda (poisoned - start).
 
         Args:
             honest: the states of the whole cohort. starts, poisoned: of its malicious clients only.
@@ -111,14 +114,14 @@ class Attack:
         {'w': tensor([[0.]])}
         """
         sent = []
-        for own, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(poisoned)):
-            learnt = names & own.keys()
-            sent.append(own | {name: own[name] + self.amplify * (after[name] - start[name]) for name in learnt})
+        for trained, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(poisoned)):
+            learnt = names & trained.keys()
+            sent.append(trained | {name: trained[name] + self.amplify * (after[name] - start[name]) for name in learnt})
         return replace_rows(honest, rows, as_before(honest, sent))
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:
-    """Return the malicious clients: their share of all clients, rounded to the nearest number.
+    """Sample the malicious clients: their share of all clients, rounded.
 
     Raises:
         FLError: for options out of their limits, and a share that rounds to no client.
@@ -135,12 +138,15 @@ def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[
 def make_attack(
     options: AttackOptions, malicious: frozenset[int], data: Dataset, clients: Splits, rng: Rng
 ) -> Attack | None:
-    """Make the attack of these clients, among whom the labels of their samples are shuffled; None if there are none."""
+    """Make the attack of these clients; None for no clients.
+
+    The labels of their samples are shuffled among them.
+    """
     if not malicious:
         return None
-    own = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
-    order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
-    y = data.y.index_copy(0, own, data.y[own[order]])
+    samples = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
+    order = torch.randperm(len(samples), generator=rng.torch("shuffled labels")).to(samples.device)
+    y = data.y.index_copy(0, samples, data.y[samples[order]])
     return Attack(malicious, replace(data, y=y), options.amplify)
 
 

@@ -72,8 +72,8 @@ class Compression:
 
         Top-k looks at an update as a whole, so that entries go where it is large: by tensors, small ones such as biases
         would always have their share, however little they move. Quantisation has one scale for each tensor, its largest
-        entry, for entries of different tensors differ by orders of magnitude. (The paper scales by the Euclidean norm,
-        of which most entries of a long tensor are less than one level.)
+        entry, for entries of different tensors differ by orders of magnitude. (The paper scales by the Euclidean norm;
+        most entries of a long tensor are less than one level of it.)
 
         With feedback, quantisation rounds to the nearest level, which leaves no entry with more than it had. At random,
         an entry that is small beside its tensor's largest may be left with more, and with few bits what is unsent
@@ -92,16 +92,16 @@ class Compression:
         """
         changed, sent = [], []
         for after, before in zip(stacks(states), stacks(starts)):
-            own = clients[len(sent) : len(sent) + stack_size(after)]
+            chunk = clients[len(sent) : len(sent) + stack_size(after)]
             learnt = [name for name in after if name in names and after[name].numel()]
             steps = {name: after[name] - before[name] for name in learnt}
             steps = {name: step + unsent[name] if unsent else step for name, step in steps.items()}
-            kept = self._receive(steps, own, rng) if steps else {}
-            changed.append({**after, **{name: before[name] + step for name, step in kept.items()}})
+            arriving = self._receive(steps, chunk, rng) if steps else {}
+            changed.append({**after, **{name: before[name] + step for name, step in arriving.items()}})
             if unsent:
-                unsent = {**unsent, **{name: steps[name] - step for name, step in kept.items()}}
+                unsent = {**unsent, **{name: steps[name] - step for name, step in arriving.items()}}
             plain = sum(tensor[0].nbytes for name, tensor in after.items() if name not in steps)
-            sent += [self.nbytes(steps) + plain] * len(own)
+            sent += [self.nbytes(steps) + plain] * len(chunk)
         return Compressed(as_before(states, changed), unsent, sent)
 
     def nbytes(self, steps: Stack) -> int:
@@ -134,8 +134,8 @@ class Compression:
         """Return what the server receives of updates."""
         if self.kind == "topk":
             flat = torch.cat([step.flatten(1) for step in steps.values()], 1)
-            kept = largest(flat, self._count(flat.shape[1])).split([step[0].numel() for step in steps.values()], 1)
-            return {name: part.view_as(step).to(step.dtype) for (name, step), part in zip(steps.items(), kept)}
+            parts = largest(flat, self._count(flat.shape[1])).split([step[0].numel() for step in steps.values()], 1)
+            return {name: part.view_as(step).to(step.dtype) for (name, step), part in zip(steps.items(), parts)}
         if self.feedback:
             return {name: quantise(step, self.bits) for name, step in steps.items()}
         keys = [torch.randint(2**31, (), generator=rng.torch("compression", client)) for client in clients]
@@ -144,7 +144,7 @@ class Compression:
 
 
 def largest(steps: Tensor, k: int) -> Tensor:
-    """Return the k entries of each row [K, n] with the largest absolute values, and 0 elsewhere.
+    """Return the k entries of each row [K, n] of largest absolute value; 0 elsewhere.
 
     >>> largest(torch.tensor([[1.0, -3.0, 2.0]]), 2)
     tensor([[ 0., -3.,  2.]])
@@ -193,13 +193,14 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
                 code="unsupported",
             )
         unsent = {name.removeprefix(_UNSENT): t for name, t in client_states.items() if name.startswith(_UNSENT)}
-        made = compression.compress(update.received, message["model"], unsent, clients, rng, fed.trainable)
-        received = restore(made.received, message["model"], update.sizes)  # who was dropped sends nothing of before
-        update = update._replace(received=received, sent=made.sent)
+        compressed = compression.compress(update.received, message["model"], unsent, clients, rng, fed.trainable)
+        # A client that was dropped sends nothing.
+        received = restore(compressed.received, message["model"], update.sizes)
+        update = update._replace(received=received, sent=compressed.sent)
         if not compression.feedback:
             return update
-        kept = {f"{_UNSENT}{name}": tensor for name, tensor in made.unsent.items()}
-        return update._replace(client_states={**(update.client_states or _without(client_states)), **kept})
+        leftover = {f"{_UNSENT}{name}": tensor for name, tensor in compressed.unsent.items()}
+        return update._replace(client_states={**(update.client_states or _without(client_states)), **leftover})
 
     if not compression.feedback:
         return replace(algorithm, client=client)
@@ -226,11 +227,11 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
         seen = update._replace(client_states=_without(update.client_states))
         return algorithm.aggregate(server, clients, seen, rng)
 
-    made = hiding(replace(algorithm, aggregate=aggregate), hide, show)
+    hidden = hiding(replace(algorithm, aggregate=aggregate), hide, show)
     personalize = algorithm.personalize and (
-        lambda models, own, clients, rng: algorithm.personalize(models, _without(own), clients, rng)
+        lambda models, client_states, clients, rng: algorithm.personalize(models, _without(client_states), clients, rng)
     )
-    return replace(made, init=init, client=client, keeps=None, personalize=personalize)
+    return replace(hidden, init=init, client=client, keeps=None, personalize=personalize)
 
 
 def _without(client_states: Stack) -> Stack:

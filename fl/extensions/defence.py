@@ -1,4 +1,4 @@
-"""Aggregation that withstands some malicious clients, for every method that averages.
+"""Aggregation that withstands malicious clients, for every method that averages.
 
 Krum and Multi-Krum: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent" (NeurIPS
 2017). Bulyan: El Mhamdi et al., "The Hidden Vulnerability of Distributed Learning in Byzantium" (ICML 2018).
@@ -48,7 +48,7 @@ class Defence:
     """krum, multikrum, bulyan: f, how many participants of a round may be malicious; krum and multikrum need 2f + 3
     participants, bulyan 4f + 3"""
     keep: Annotated[Natural, OnlyWith("rule", "multikrum")] = 0
-    """multikrum: how many of the n models are averaged, n - f - 2 at most; 0: so many (the released code)"""
+    """multikrum: how many of the n models are averaged, n - f - 2 at most; 0: the most (the released code)"""
     clip: AtLeast0 = 0.0
     """longest update of a client, in multiples of the round's median; longer ones are cut to it; 0: none"""
 
@@ -62,9 +62,10 @@ class Defence:
         plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """Average models by the rule, as `surgery.average` does; with plans among the clients that cover an element.
+        """Average models by the rule, as `surgery.average` does.
 
-        The other rules only skip models of weight 0: an attacker could lie about larger weights.
+        With plans it compares the clients that cover an element. The other rules only skip models of weight 0: an
+        attacker could lie about larger weights.
 
         Args:
             names: of the parameters by which the distances between models are measured; if the models have none of
@@ -92,20 +93,20 @@ class Defence:
     @property
     def needs(self) -> dict[str, str]:
         """The capabilities that a method needs."""
-        found = {}
+        needs = {}
         if self != Defence():
-            found = {"changed_updates": "--defence", "plain_average": "--defence"}
+            needs = {"changed_updates": "--defence", "plain_average": "--defence"}
         if self.clip:
-            found["open_updates"] = "--defence.clip"
+            needs["open_updates"] = "--defence.clip"
         if self.chooses:
-            found = dict.fromkeys((*found, "whole_average", "open_updates"), f"--defence.rule {self.rule}")
-        return found
+            needs = dict.fromkeys((*needs, "whole_average", "open_updates"), f"--defence.rule {self.rule}")
+        return needs
 
-    def check_number(self, n: int, what: str) -> None:
+    def check_number(self, n: int, owners: str) -> None:
         """Raise FLError if these are too few models for the rule.
 
         Args:
-            what: the n models are those of.
+            owners: whose models they are, for the error.
         """
         if not self.chooses:
             return
@@ -113,11 +114,11 @@ class Defence:
         if n < (least := times * f + more):
             raise FLError(
                 f"--defence.rule {self.rule} with --defence.malicious {f} needs {least} models ({times}f + {more}), "
-                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious"
+                f"and there are {n} of {owners}: have more --participants, or a smaller --defence.malicious"
             )
         if self.keep > n - f - 2:
             raise FLError(
-                f"--defence.keep {self.keep}: of {n} models of {what} with --defence.malicious {f}, at most "
+                f"--defence.keep {self.keep}: of {n} models of {owners} with --defence.malicious {f}, at most "
                 f"{n - f - 2} can be kept (n - f - 2)"
             )
 
@@ -142,7 +143,7 @@ class Defence:
 
     @torch.no_grad()
     def clip_updates(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
-        """Return the trained models, with no update of the parameters longer than `clip` medians.
+        """Return the trained models, with no update longer than `clip` medians.
 
         Buffers stay as they are.
 
@@ -162,11 +163,11 @@ class Defence:
         limit = self.clip * norms.index_select(0, counted).median()
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
         shares = share.split([stack_size(after) for after, _ in pairs])
-        return as_before(trained, [_shorten(*pair, own, names) for pair, own in zip(pairs, shares)])
+        return as_before(trained, [_shorten(*pair, fraction, names) for pair, fraction in zip(pairs, shares)])
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
-    """Return the lengths of the updates [K], summed in float64 where the device has it."""
+    """Return the lengths of the updates [K], summed in float64 if possible."""
     steps = [double(after[name]) - double(before[name]) for name in after if name in names]
     return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
@@ -185,7 +186,10 @@ def _shorten(after: Stack, before: Stack, share: Tensor, names: Container[str]) 
 
 
 def squared_distances(models: Stack) -> Tensor:
-    """Return squared distances [n, n] between the n models, infinite on the diagonal, in float64 if possible."""
+    """Return squared distances [n, n] between models, in float64 if possible.
+
+    They are infinite on the diagonal.
+    """
     squares = double(distance(models, models)).square()
     most = 1e-8 * torch.finfo(squares.dtype).max  # in the place of what is no number: a sum of many is still finite
     far = squares.nan_to_num(most, most).clamp(max=most)
@@ -193,7 +197,7 @@ def squared_distances(models: Stack) -> Tensor:
 
 
 def krum_order(distances: Tensor, f: int) -> Tensor:
-    """Sort the models by their scores, the best first, equal ones in their order: int64 [n].
+    """Sort the models by their scores, the best first, stably: int64 [n].
 
     A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours, or to the nearest one.
 
@@ -209,7 +213,7 @@ def krum_order(distances: Tensor, f: int) -> Tensor:
 
 
 def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
-    """Return the mean of the m models with the best scores; with m = 1 it is Krum's model.
+    """Return the mean of the m models with the best scores; with m = 1 Krum's.
 
     Args:
         models: a stack of n models.
@@ -219,9 +223,10 @@ def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
 
 
 def bulyan(models: Stack, compared: Stack, f: int) -> State:
-    """Choose n - 2f models by Krum, one after another; then the mean of the n - 4f numbers nearest to their median.
+    """Choose n - 2f models by Krum, one after another, and trim their mean.
 
-    The second step is made number by number. Integers are the maximum over the chosen models.
+    The mean is of the n - 4f numbers nearest to their median. The second step is made number by number. Integers are
+    the maximum over the chosen models.
 
     Args:
         models, compared: as for `multi_krum`.
@@ -247,7 +252,10 @@ def _choose(models: Stack, rows: Tensor) -> Stack:
 
 
 def with_defence(fed: Federation, defence: Defence) -> Federation:
-    """Return a federation that averages by a rule of defence; updates are clipped by `with_clipped_updates`."""
+    """Return a federation that averages by a rule of defence.
+
+    `with_clipped_updates` clips updates.
+    """
     check_values(defence, "defence")
     defence.check_number(fed.participants, "the participants of a round")
     return replace(fed, aggregator=defence)

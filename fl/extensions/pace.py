@@ -1,4 +1,4 @@
-"""Simulate the time that clients take, and leave out or shorten the work of those who are late."""
+"""Simulate the time that clients take, and drop or shorten late work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class PaceOptions:
 
 
 class Pace(NamedTuple):
-    """The middleware of clients that take their time: how fast each is, and how long the server waits.
+    """The middleware of the clients' speeds and of the server's deadline.
 
     Rounds report `simulated_seconds`, the time of the slowest client.
 
@@ -70,15 +70,15 @@ class Pace(NamedTuple):
         return bool(self.deadline) and not self.partial
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:
-        """Stop clients at the deadline; those that are late send what they have, or nothing."""
+        """Stop clients at the deadline; late clients send what they have, or nothing."""
 
         def run(training: Training) -> ClientUpdate:
             clients, starts = training.cohort.clients, training.cohort.states
             costs = samples_of_a_step(fed, training)
-            each = list(zip(clients, training.steps, costs))
-            took = (min(end, self.deadline or end) for end in (self.seconds(*one) for one in each))
+            tasks = list(zip(clients, training.steps, costs))
+            took = (min(end, self.deadline or end) for end in (self.seconds(*task) for task in tasks))
             fed.meter.metrics[SECONDS] = max(fed.meter.metrics.get(SECONDS, 0.0), *took)
-            done = tuple(self.steps_done(*one) for one in each)
+            done = tuple(self.steps_done(*task) for task in tasks)
             update = train(training._replace(steps=done))
             if any(missing := late(done, training.steps, self.partial)):
                 sizes = tuple(0 if gone else size for gone, size in zip(missing, update.sizes))
@@ -106,14 +106,14 @@ class Pace(NamedTuple):
 
 
 def samples_of_a_step(fed: Federation, training: Training) -> list[float]:
-    """Count the samples of the global model that take as long as one step of each client."""
+    """Count the global model's samples that take as long as a step of each client."""
     samples = fed.local.size_of_batches(fed.clients.train) * (2 if training.objective.ascent else 1)
     whole = flops(fed.model, fed.data)
     return [samples * (flops(model, fed.data) / whole if whole else 1.0) for model in training.cohort.models]
 
 
 def make_pace(options: PaceOptions, clients: int, rng: Rng) -> Pace | None:
-    """Make the speeds of all clients; None where all have as much time as they need and are equally fast.
+    """Make the speeds of all clients; None for equal speeds and no deadline.
 
     Raises:
         FLError: for options out of their limits, and a file that does not hold a speed for each client.
@@ -149,12 +149,14 @@ def _read(path: Path, clients: int) -> Tensor:
 
 
 def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]:
-    """Say which clients send nothing: those without a step, and, unless partial work counts, those that are not done.
+    """Return whether each client sends nothing, because it is late.
+
+    That is without a step, and, unless partial work counts, without all its steps.
 
     >>> late([3, 1, 0], [3, 3, 3], partial=True), late([3, 1, 0], [3, 3, 3], partial=False)
     ([False, False, True], [False, True, True])
     """
-    return [not made or (made < wanted and not partial) for made, wanted in zip(done, steps)]
+    return [not count or (count < wanted and not partial) for count, wanted in zip(done, steps)]
 
 
 def _pace(fed: Federation, config: Any, rng: Rng) -> Federation:

@@ -47,7 +47,7 @@ class Presence(NamedTuple):
 def make_presence(
     clients: int, participants: int, joining: float, leaving: float, rounds: int, rng: Rng
 ) -> Presence | None:
-    """Sample clients who join, and others who leave, each after a round that is sampled uniformly.
+    """Sample clients who join and who leave, after rounds sampled uniformly.
 
     Args:
         joining, leaving: their shares of all clients.

@@ -1,4 +1,4 @@
-"""Differential privacy of clients towards whoever sees the models that a trusted server makes of theirs.
+"""Differential privacy of clients towards whoever sees a trusted server's models.
 
 McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018), with a fixed
 denominator; the adaptive clip is from Andrew et al., "Differentially Private Learning with Adaptive Clipping"
@@ -54,9 +54,9 @@ class Privacy:
     delta: Annotated[float, number(float, above=0, below=1), _NOISY] = 1e-5
     """probability with which epsilon need not hold; it has to be well below 1 / number of clients"""
     accounting: Annotated[str, one_of("fixed", "poisson"), _NOISY] = "fixed"
-    """of what epsilon is proven: fixed (K clients are drawn, as it is here, and one client is replaced by another) or
+    """of what epsilon is proven: fixed (K clients are sampled, as it is here, and one client is replaced by another) or
     poisson (as papers report it: each client takes part with probability K / n, and one is added or removed; not
-    proven for the K clients that are drawn here)"""
+    proven for the K clients that are sampled here)"""
     epsilon: Annotated[AtLeast0, _NOISY] = 0.0
     """training ends before the round that would spend more than this epsilon; 0: no budget"""
     quantile: Annotated[float, number(float, least=0, below=1), _ON] = 0.0
@@ -68,7 +68,9 @@ class Privacy:
     twentieth of the participants (Andrew et al.). The noise on the sum grows, so that both together count as `noise`"""
 
     def deviations(self, participants: int) -> tuple[float, float]:
-        """Return the noise's standard deviations: on the sum of updates, in clips, and on the number of short ones.
+        """Return the noise's deviations: on updates' sum, and on the number of short ones.
+
+        They are standard deviations; the first is in clips.
 
         Raises:
             FLError: if the number has so little noise that both cannot count as `noise` together.
@@ -105,8 +107,8 @@ class Privacy:
         """
         steps = {n: torch.nan_to_num(received[n] - starts[n], nan=0.0, posinf=0.0, neginf=0.0) for n in names}
         k = len(next(iter(starts.values())))
-        each = [double(step.reshape(k, -1)).square().sum(1) for step in steps.values()]
-        lengths = torch.stack(each).sum(0).sqrt()
+        squares = [double(step.reshape(k, -1)).square().sum(1) for step in steps.values()]
+        lengths = torch.stack(squares).sum(0).sqrt()
         shares = torch.where(lengths > clip, clip / lengths, 1.0)
         on_sum, on_count = self.deviations(k)
         mean = {name: tensor[0] for name, tensor in starts.items()}
@@ -121,10 +123,11 @@ class Privacy:
         return mean, clip * torch.exp(-self.quantile_lr * (count / k - self.quantile))
 
     def spent(self, rounds: int, clients: int, participants: int) -> float:
-        """Return the epsilon after a number of rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
+        """Return the epsilon after some rounds, by `dp_accounting`, for `delta`.
 
-        With `fixed` accounting a client that is replaced by another changes the sum by two clips at most, so the noise
-        counts as half of what it is in clips. If all clients are participants, nothing is gained by drawing them.
+        Without rounds it is 0. With `fixed` accounting a client that is replaced by another changes the sum by two
+        clips at most, so the noise counts as half of what it is in clips. If all clients are participants, nothing is
+        gained by drawing them.
 
         Raises:
             FLError: without the package.
@@ -147,15 +150,15 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
 
 
 def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """Return the method with a server that sees only the private mean of what clients sent.
+    """Return the method with a server that sees only a private mean of updates.
 
     It sees this K times, in the place of the K models, with equal weights: whatever it makes of it is as private. See
     `Privacy.mean`. A client that is dropped counts as one that has not moved. Rounds report
     `epsilon`, unless there is no noise, and `update_clip`.
 
     In a simulation the noise is a function of the run's seed, as all is that is random; with clients on other machines,
-    who know the seed and may know who takes part, noise is drawn from the system, and epsilon is that of clients who
-    take part in every round.
+    who know the seed and may know who takes part, noise comes from the system, and epsilon holds for clients who take
+    part in every round.
 
     Raises:
         FLError: for a federation or a method that this does not make private.
@@ -215,7 +218,7 @@ def spent(fed: Federation, privacy: Privacy, rounds: int) -> float:
 
 
 def _check(algorithm: Algorithm, privacy: Privacy) -> None:
-    """Raise FLError if something would see more of clients than the private mean of their updates."""
+    """Raise FLError if anything would see more of clients than the private mean."""
     algorithm.check(_needs(privacy))
     fed = algorithm.fed
     if fed.aggregator != WeightedMean():

@@ -31,7 +31,7 @@ def trimmed_mean(
     mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
     factors: Mapping[str, Tensor | Sequence[float]] | None = None,
 ) -> State | Stack:
-    """Take the mean over K models without the share `trim` of the smallest and of the largest values.
+    """Average K models without the shares `trim` of the smallest and largest values.
 
     Of the m models that cover an element, floor(trim * m) are left out at each end; at 0.5 that leaves the median: the
     middle value, or the mean of the two in the middle. The others have the same weight, since an attacker may lie about
@@ -69,12 +69,12 @@ def trimmed_mean(
 
 
 def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: float) -> Tensor:
-    """Return the trimmed mean over the first axis of [K, *S], in slabs; `old` where no model covers."""
+    """Return the trimmed mean of [K, *S], in slabs; `old` where no model covers."""
     k, shape, share = len(values), values.shape[1:], Fraction(str(trim))  # 0.29 * 100 is less than 29 in binary
     cuts = [min(int(share * m), max(m - 1, 0) // 2) for m in range(k + 1)]  # at each end, of m values
     flat, result = values.reshape(k, shape.numel()), values.new_empty(shape.numel())
     inside = None if covered is None else covered.reshape(flat.shape)
-    kept = None if old is None else old.reshape(-1)
+    fallback = None if old is None else old.reshape(-1)
     table = None if covered is None else upload(torch.tensor(cuts, dtype=torch.int32), values.device)
     step = _SLAB if values.device.type == "cpu" else _SLAB << 8
     for start in range(0, len(result), step):
@@ -83,22 +83,25 @@ def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: fl
         if inside is None:
             result[slab] = _sort(x)[cuts[k] : k - cuts[k]].mean(0)
             continue
-        here = inside[:, slab]
-        m = here.sum(0, dtype=torch.int32)
-        mean = _trim(x.masked_fill(~here, torch.inf), m, table[m])
-        result[slab] = torch.where(m > 0, mean, kept[slab].to(mean))
+        covers = inside[:, slab]
+        m = covers.sum(0, dtype=torch.int32)
+        mean = _trim(x.masked_fill(~covers, torch.inf), m, table[m])
+        result[slab] = torch.where(m > 0, mean, fallback[slab].to(mean))
     return result.view(shape)
 
 
 def _trim(x: Tensor, m: Tensor, cut: Tensor) -> Tensor:
-    """Return the mean of entries cut, ..., m - cut - 1 of each sorted column of [K, n]."""
+    """Return the mean of entries cut ... m - cut - 1 of sorted columns of [K, n]."""
     position = torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None]
     counted = (position >= cut) & (position < m - cut)
     return _sort(x).masked_fill(~counted, 0).sum(0) / (m - 2 * cut)
 
 
 def _sort(x: Tensor) -> Tensor:
-    """Return each column of [K, n] ascending, NaN as infinity; ten times as fast as torch.sort for the K of a round."""
+    """Return each column of [K, n] ascending, NaN as infinity.
+
+    Ten times as fast as torch.sort for the K of a round.
+    """
     rows = list(x.nan_to_num(torch.inf, torch.inf, -torch.inf))
     for a, b in _comparators(len(x)):
         rows[a], rows[b] = torch.minimum(rows[a], rows[b]), torch.maximum(rows[a], rows[b])
@@ -107,7 +110,10 @@ def _sort(x: Tensor) -> Tensor:
 
 @cache
 def _comparators(k: int) -> list[tuple[int, int]]:
-    """Return pairs that sort k values if each is put in order in turn: Batcher's odd-even merge sort (AFIPS 1968)."""
+    """Return pairs that sort k values if each is put in order in turn.
+
+    This is Batcher's odd-even merge sort (AFIPS 1968).
+    """
     pairs, length = [], 1
     while length < k:  # sorted stretches of this length are merged by pairs
         gap = length

@@ -31,7 +31,7 @@ class Aggregator(Protocol):
         plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """Average models, or the parts of models that plans say; `names` are those of the trained parameters.
+        """Average models, or parts of models; `names` are the trained parameters' names.
 
         A rule without a method of its own averages as `surgery.average` does.
         """

@@ -1,4 +1,4 @@
-"""Capabilities that a setting or a wrapper needs of a method; methods say which of these they lack."""
+"""Capabilities that a setting or a wrapper needs, and that a method may lack."""
 
 from collections.abc import Container, Mapping
 
@@ -38,8 +38,8 @@ def check(name: str, lacks: Container[str], needs: Mapping[str, str]) -> None:
         name: of the method.
         needs: from names of `CAPABILITIES` to the flags that ask for them.
     """
-    for what, flags in needs.items():
-        if what in lacks:
+    for capability, flags in needs.items():
+        if capability in lacks:
             raise FLError(
-                f"{name} {CAPABILITIES[what]}: leave {flags} out, or take another --algorithm", code="unsupported"
+                f"{name} {CAPABILITIES[capability]}: leave {flags} out, or take another --algorithm", code="unsupported"
             )

@@ -1,4 +1,7 @@
-"""The models that clients predict with: one for all, one of several, a personal one, or the sum of some of these."""
+"""The models that clients predict with.
+
+One for all, one of several, a personal one, or the sum of some of these.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +53,7 @@ _NOTHING: Stack = {}
 
 
 class ClientModels(NamedTuple):
-    """The models with which clients predict: the sum of the logits of a client's models on all levels.
+    """The models with which clients predict: the sum of their logits on all levels.
 
     Attributes:
         mean: whether the mean of the logits is taken, in place of their sum.
@@ -75,7 +78,7 @@ def personal(models: Stack, clients: int) -> ClientModels:
 
 
 def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
-    """Return the model that each of some clients is given on the first level, [K, ...].
+    """Return the model of each of some clients on the first level, [K, ...].
 
     >>> select_given(share_model({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
@@ -92,7 +95,9 @@ def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
 
 
 def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Inputs, mean: bool) -> Tensor | None:
-    """Return the sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
+    """Return the sum (or mean) of a client's logits over the levels.
+
+    None if the client has no model at all.
 
     Args:
         call: (model, samples) -> logits; it is also given the architecture where the level has several.
@@ -111,7 +116,9 @@ def count(levels: Sequence[Level], clients: int) -> Tensor:
 
 
 def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor) -> Tensor:
-    """Return logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
+    """Return logits [M, classes] of samples, each as its owner predicts it.
+
+    Of text they are [M, T, classes].
 
     Args:
         samples: of the data's training part, int64 [M], on the CPU.
@@ -125,22 +132,22 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
 
 
 def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
-    """Return logits of one level's models: for each sample those of its owner's model, 0 if it has none.
+    """Return the logits of each sample by its owner's model on a level, or else 0.
 
     See `predict_all`.
     """
     device = fed.data.device
     used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
-    found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
+    models, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
     places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
-    groups = [group for group in zip(found, places, rows) if group[0] >= 0]
+    groups = [group for group in zip(models, places, rows) if group[0] >= 0]
     # One row more than there are samples: models that predict side by side write there what fills them up.
     dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
     result = torch.zeros(len(samples) + 1, *fed.data.outputs, dtype=dtype, device=device)
     small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
     large = [group for group in groups if len(group[1]) > _FEW] if small else groups
-    for at, said in chain(_predict_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
-        result[at] = said.to(result)
+    for at, outputs in chain(_predict_one_by_one(fed, level, large), _side_by_side(fed, level, small)):
+        result[at] = outputs.to(result)
     return result[:-1]
 
 
@@ -156,8 +163,9 @@ def _predict_one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Ite
 
 
 def _stackable(fed: Any, level: Level) -> bool:
-    """Return whether models predict side by side: on an accelerator, where one after another would wait for
-    launches.
+    """Return whether models predict side by side: on an accelerator.
+
+    There one after another would wait for launches.
     """
     if fed.data.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False
@@ -179,7 +187,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
         reason = ""
         try:
-            said = fed.predict_each(models, fed.data.samples_at(rows))
+            outputs = fed.predict_each(models, fed.data.samples_at(rows))
         except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
             if not is_out_of_memory(error):
@@ -188,5 +196,5 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
             _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)
             yield from _predict_one_by_one(fed, level, groups[first:])
             return
-        yield at, said
+        yield at, outputs
         first += len(some)

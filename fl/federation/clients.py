@@ -1,4 +1,4 @@
-"""Records of clients: messages to them, their updates, and the state that each keeps for itself."""
+"""Clients' records: messages to them, their updates, and their own states."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -24,7 +24,9 @@ Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
 
 
 def update_states(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
-    """Return the states of all clients after a round in this process; a client that was dropped keeps its state.
+    """Return the states of all clients after a round in this process.
+
+    A client that was dropped keeps its state.
 
     Args:
         client_states: of all clients before it [clients, ...]; empty where they keep nothing.
@@ -46,7 +48,10 @@ def check_names(client_states: Stack, new: Stack) -> None:
 
 
 def check_message(message: Message) -> None:
-    """Raise FLError for what cannot be sent to clients: anything but tensors with a row for each, or dicts of them."""
+    """Raise FLError for what cannot be sent to clients.
+
+    They can receive tensors with a row for each, or dicts of them.
+    """
     if not isinstance(message, dict):
         raise FLError(f'a message is a dict such as {{"model": stack}}, got a {type(message).__name__}', code="run")
     for name, part in message.items():
@@ -77,5 +82,5 @@ def check_update(update: ClientUpdate, message: Message) -> None:
 
 
 def is_remote(client_states: Stack | Sequence[State]) -> bool:
-    """Return whether these are no states, but the versions that clients on other machines keep."""
+    """Return whether these are versions that clients on other machines keep."""
     return isinstance(client_states, dict) and {"run", "version"} <= client_states.keys()

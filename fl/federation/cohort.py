@@ -1,5 +1,7 @@
-"""The clients of a round: their classes, and their states, which are one stack if all have the same architecture and
-otherwise a list, as are the objectives' inputs. Everything that has to know which of the two it is lies here.
+"""The clients of a round: their classes, their states and objectives' inputs.
+
+These are one stack if all have the same architecture and otherwise a list. Everything that has to know which of the two
+it is lies here.
 """
 
 from collections.abc import Sequence
@@ -40,7 +42,7 @@ class Cohort(NamedTuple):
 
 
 def stacks(states: States) -> list[Stack]:
-    """View states as stacks: a stack is the only one; a list gives a stack of one for each client.
+    """View states as stacks: a stack as one, a list as a stack of one per client.
 
     >>> [each["w"].shape for each in stacks([{"w": torch.zeros(3)}, {"w": torch.zeros(2)}])]
     [torch.Size([1, 3]), torch.Size([1, 2])]
@@ -49,7 +51,7 @@ def stacks(states: States) -> list[Stack]:
 
 
 def as_before(states: States, changed: Sequence[Stack]) -> States:
-    """Undo `stacks`: what became of the stacks of these states, in the form that the states have."""
+    """Undo `stacks`: return what became of the stacks in the form of these states."""
     return [tree_map(lambda tensor: tensor[0], stack) for stack in changed] if isinstance(states, list) else changed[0]
 
 
@@ -59,10 +61,12 @@ def per_client(states: States) -> list[State]:
 
 
 def select(entries: Any, rows: Sequence[int], stacked: bool = False) -> Any:
-    """Pick rows of states, or of an objective's input, in the same form. Consecutive rows of a stack are views.
+    """Pick rows of states, or of an objective's input, in the same form.
+
+    Consecutive rows of a stack are views.
 
     Args:
-        rows: positions, such as those of clients in a cohort.
+        rows: positions, such as clients' positions in a cohort.
         stacked: whether the result has a leading axis also where the entries are a list; they are then of one
             architecture.
 
@@ -94,28 +98,30 @@ def replace_rows(states: States, rows: Sequence[int], new: States) -> States:
 def with_entry(context: Any, name: str, values: Tensor) -> Any:
     """Add an entry to an objective's input for each client: values [K, ...]."""
     if isinstance(context, list):
-        return [{**each, name: value} for each, value in zip(context, values)]
+        return [{**entries, name: value} for entries, value in zip(context, values)]
     return {**context, name: values}
 
 
 def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
-    """Join the results of a cohort that was trained in several parts: states in the form of the starts, losses [K].
+    """Join the results of a cohort that was trained in parts: states and losses [K].
+
+    The states have the form of the starts.
 
     Args:
-        parts: each part's rows and results; those of a stack follow one another.
+        parts: each part's rows and results; rows of a stack follow one another.
     """
     if not isinstance(starts, list):
         results = [part for _, part in parts]
-        return tree_map(lambda *each: torch.cat(each), *results) if results[1:] else results[0]
-    each = {k: one for rows, part in parts for k, *one in zip(rows, unstack(part.states), part.loss)}
-    states, losses = zip(*(each[k] for k in range(len(each))))
+        return tree_map(lambda *entries: torch.cat(entries), *results) if results[1:] else results[0]
+    by_row = {k: pair for rows, part in parts for k, *pair in zip(rows, unstack(part.states), part.loss)}
+    states, losses = zip(*(by_row[k] for k in range(len(by_row))))
     return list(states), torch.stack(losses)
 
 
 def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
-    """Say which classes (of text: tokens) each client has among its training samples: bool [K, classes], on the device.
+    """Return the classes of each client's training samples: bool [K, classes].
 
-    Of masks they are the classes of all pixels that count.
+    The result is on the device. The classes of text are tokens. Of masks they are the classes of all pixels that count.
 
     Args:
         parts: the samples of every client of the population.
@@ -129,9 +135,9 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     if data.y.is_floating_point():  # every client has numbers, or labels that are 0 or 1, for all outputs
         return torch.ones(len(clients), data.classes, dtype=torch.bool, device=data.device)
     table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.device)
-    own = [parts[client] for client in clients]
-    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))
-    index, rows = data.beside(torch.cat(own)), upload(rows, table.device)
+    samples = [parts[client] for client in clients]
+    rows = torch.arange(len(samples)).repeat_interleave(torch.tensor([len(part) for part in samples]))
+    index, rows = data.beside(torch.cat(samples)), upload(rows, table.device)
     for values_at in (data.labels_at, data.samples_at) if data.text else (data.labels_at,):
         seen = values_at(index)
         if data.dense:

@@ -1,4 +1,4 @@
-"""Clients that diverge are dropped from the round, so that the run goes on without them; a server that does ends it."""
+"""Drop clients that diverge from the round; end a run if its server diverges."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _log = logging.getLogger("fl")
 
 
 class WithoutDiverged(NamedTuple):
-    """The middleware that drops clients whose loss or weights are no longer finite, see `drop_failed`."""
+    """The middleware that drops clients that diverge, see `drop_failed`."""
 
     @property
     def stage(self) -> Stage:
@@ -43,10 +43,10 @@ class WithoutDiverged(NamedTuple):
 def drop_failed(
     states: States, loss: Tensor, starts: States, clients: Sequence[int], sizes: Sequence[int], round: int
 ) -> tuple[States, tuple[int, ...]]:
-    """Give clients whose loss or weights are no longer finite their start back, and the size 0.
+    """Reset clients with non-finite loss or weights to their start, and size 0.
 
     Numbers that are huge and still finite are no failure. A warning names the clients and the round. Waits for the
-    device, once in a round in which nobody fails.
+    device, once in a round without a failure.
 
     Args:
         loss: of each client [K].
@@ -63,19 +63,19 @@ def drop_failed(
     if bool(loss.isfinite().all() & _have_finite_norms(every)):
         return states, tuple(sizes)
     fine = torch.cat([finite_rows(after, before) for after, before in zip(stacks(states), stacks(starts))])
-    kept = (loss.isfinite() & fine).tolist()
-    if all(kept):
+    intact = (loss.isfinite() & fine).tolist()
+    if all(intact):
         return states, tuple(sizes)
-    if not any(kept):
-        raise _divergence_error(round, f"loss or weights of every client ({len(kept)})", "or a --clip such as 1")
-    lost = [str(client) for client, keep in zip(clients, kept) if not keep]
+    if not any(intact):
+        raise _divergence_error(round, f"loss or weights of every client ({len(intact)})", "or a --clip such as 1")
+    lost = [str(client) for client, keep in zip(clients, intact) if not keep]
     who = f"client{'s' * (len(lost) > 1)} {', '.join(lost)}"
     _log.warning("warning: round %d: %s dropped: loss or weights became infinite or not a number", round, who)
-    return restore(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
+    return restore(states, starts, intact), tuple(size if keep else 0 for size, keep in zip(sizes, intact))
 
 
 def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss: Tensor, round: int) -> Tensor:
-    """Return the clients' losses [K] on the CPU, after a check that the server's tensors are still finite.
+    """Return the losses [K] on the CPU, if the server's tensors are still finite.
 
     A number that was infinite or not a number before the round may stay so: a mask of -inf, for example. Waits for the
     device once, for the losses and what they are checked with.
@@ -95,21 +95,22 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
     changed: dict[torch.device, list[Tensor]] = {loss.device: []}
     for part, name, tensor in named:
         if tensor is not before.get(part, {}).get(name):
-            one = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
-            changed.setdefault(tensor.device, []).append(one)
+            values = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
+            changed.setdefault(tensor.device, []).append(values)
     fine = {device: _have_finite_norms(some or [loss.new_zeros(())]) for device, some in changed.items()}
-    said = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
-    if not (said[-1] and all(fine.values())):
+    numbers = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
+    if not (numbers[-1] and all(fine.values())):
         for part, name, tensor in named:
             if not _stays_finite(tensor, [before.get(some, {}).get(name) for some in (part, "global")]):
                 more = "a --clip such as 1, or a limit for what single clients send"
                 raise _divergence_error(round, f"the server's {part}/{name}", more)
-    return said[:-1]
+    return numbers[:-1]
 
 
 def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
-    """Return whether a tensor is finite where it was before, or, if it is a new stack of models, where the one model
-    was.
+    """Return whether a tensor is finite where it was before.
+
+    For a new stack of models: where the one model was.
     """
     fine = tensor.isfinite()
     for old in before:
@@ -119,37 +120,38 @@ def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
     return bool(fine.all())
 
 
-def _divergence_error(round: int, what: str, more: str) -> Diverged:
+def _divergence_error(round: int, subject: str, more: str) -> Diverged:
     saved = " What came before is saved." if round > 1 else ""
     return Diverged(
-        f"training diverged: in round {round} {what} became infinite or not a number.{saved} Start a new run with a "
+        f"training diverged: in round {round} {subject} became infinite or not a number.{saved} Start a new run with a "
         f"smaller --lr, {more}"
     )
 
 
-def restore(states: States, starts: States, kept: Sequence[Any]) -> States:
+def restore(states: States, starts: States, arrived: Sequence[Any]) -> States:
     """Return the states of the clients that are kept, and the starts of the others.
 
     Args:
-        kept: true or false for each client, or its size, which is 0 if it was dropped.
+        arrived: true or false for each client, or its size, which is 0 if it was dropped.
 
     >>> restore({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
-    lost = [row for row, keep in enumerate(kept) if not keep]
+    lost = [row for row, keep in enumerate(arrived) if not keep]
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 
 
 def _have_finite_norms(tensors: list[Tensor]) -> Tensor:
-    """Return whether the norms of tensors are finite, a bool on their device, by few launches.
+    """Return whether norms of tensors are finite, a bool on the device.
 
-    Then all of their numbers are; squares of numbers that are huge and still finite may be infinite, however.
+    It takes few launches. Then all of their numbers are; squares of numbers that are huge and still finite may be
+    infinite, however.
     """
     return torch.stack(foreach_norm(tensors)).isfinite().all()
 
 
 def finite_rows(stack: Stack, starts: Stack) -> Tensor:
-    """Return bool [K], whether all floating-point numbers of an entry that were finite at the start still are.
+    """Return whether entries stay finite where they were at the start, bool [K].
 
     >>> finite_rows({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     tensor([ True, False])

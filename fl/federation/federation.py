@@ -1,4 +1,4 @@
-"""Clients, data, model and local training: the parts from which a method composes its rounds."""
+"""Clients, data, model and local training: the parts of a method's rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -41,7 +41,7 @@ from zoo import Spec
 
 @dataclass(frozen=True)
 class Federation:
-    """A population of clients, with the data, the model and the settings that they train with.
+    """A population of clients, with data, model and settings of training.
 
     Attributes:
         model: the architecture and its initial weights, on the device of the data. Its weights never change; its mode
@@ -129,17 +129,20 @@ class Federation:
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
-        """Return a copy with other settings of local training, by their names in `LocalTraining`."""
+        """Return a copy with other settings of `LocalTraining`, by their names."""
         return replace(self, local=replace(self.local, **settings))
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The model's parameters that are trained, not frozen, by name and in the model's order."""
+        """The model's parameters that are trained, by name, in the model's order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def client_names(self) -> list[str]:
-        """The clients' names; empty unless each client is one owner of samples, as with the partition "natural"."""
+        """The clients' names; empty unless each client is one owner of samples.
+
+        So it is with the partition "natural".
+        """
         return self.data.names_of_clients(self.clients.train, self.clients.valid, self.clients.test)
 
     @property
@@ -148,7 +151,7 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """Return the mean of models (or several means) with frozen parameters exactly as in the models.
+        """Return the mean of models, or several means, with frozen parameters unchanged.
 
         A weighted sum of equal numbers can have another last bit.
         """
@@ -164,11 +167,11 @@ class Federation:
         return self.fleet or uniform(self.model, len(self.clients))
 
     def models_of(self, clients: Sequence[int]) -> list[nn.Module]:
-        """Return the architectures of some clients, as modules. Their weights have no meaning."""
+        """Return the architectures of some clients, as modules with arbitrary weights."""
         return [self.fleet[client].model if self.fleet else self.model for client in clients]
 
     def initial(self, generator: torch.Generator | None = None) -> State:
-        """Return the state that training starts from; with a generator, a new random state."""
+        """Return the state that training starts from; a new one with a generator."""
         model = self.model
         if generator is not None:
             if self.create is None:
@@ -218,7 +221,7 @@ class Federation:
         return mean | {name: fallback[name].clone() for name in names}
 
     def needs(self) -> dict[str, str]:
-        """Return the capabilities that a method needs with these settings, each with the flag that needs it.
+        """Return the capabilities that these settings need, each with its flag.
 
         See `fl.federation.capabilities`.
         """
@@ -243,11 +246,16 @@ class Federation:
         return needs
 
     def reported_classes(self, clients: Sequence[int]) -> Tensor:
-        """Return the classes (of text: tokens) that each client reports for its samples: bool [K, classes]."""
+        """Return the classes that clients report for their samples: bool [K, classes].
+
+        The classes of text are tokens.
+        """
         return self.report(self, clients) if self.report else self.true_classes(clients)
 
     def true_classes(self, clients: Sequence[int]) -> Tensor:
-        """Return the true classes (of text: tokens) of each client's training samples: bool [K, classes].
+        """Return the true classes of clients' training samples: bool [K, classes].
+
+        The classes of text are tokens.
 
         Raises:
             FLError: for clients on other machines, if their labels are not known.
@@ -262,7 +270,7 @@ class Federation:
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """Return the states that clients have before they first take part; the server stores them.
+        """Return the states that the server stores for clients before they take part.
 
         In a simulation this is a stack with the start for each client of the population. Put it into the server's part
         `fl.federation.clients.CLIENTS`.
@@ -270,7 +278,9 @@ class Federation:
         return self.transport.client_states(self, start)
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
-        """Return the mean of all personal models, weighted by samples, for new clients. No training starts from it.
+        """Return the mean of personal models, weighted by samples, for new clients.
+
+        No training starts from it.
 
         Args:
             states: the server's part `fl.federation.clients.CLIENTS`.
@@ -329,14 +339,20 @@ class Federation:
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The function that `train` calls: local training inside its middlewares, in the order of their stages."""
+        """The function that `train` calls: local training inside its middlewares.
+
+        These are in the order of their stages.
+        """
         trainer: Trainer = self.train_cohort
         for middleware in sorted((WithoutDiverged(), *self.training), key=lambda part: part.stage):
             trainer = middleware(self, trainer)
         return trainer
 
     def train_cohort(self, training: Training) -> ClientUpdate:
-        """Train a cohort without any middleware, see `fl.engine.train`. The server receives the trained models."""
+        """Train a cohort without middleware, see `fl.engine.train`.
+
+        The server receives the trained models.
+        """
         cohort, objective, _, planned, steps = training
         train_sets, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
         for client, model, steps_made, steps_planned in zip(cohort.clients, cohort.models, steps, planned):
@@ -349,13 +365,13 @@ class Federation:
         )
 
     def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of steps that each client makes in a round, if no middleware stops it earlier."""
+        """Return each client's number of steps in a round, if no middleware stops it."""
         batch_size, train_sets = self.local.size_of_batches(self.clients.train), self.clients.train
         passes = self.local.epochs * self.local.repeats
         return tuple(count_filled(len(train_sets[client]), batch_size) // batch_size * passes for client in clients)
 
     def _mask_absent_classes(self, cohort: Cohort, objective: LocalObjective) -> LocalObjective:
-        """Return the objective. In `masked` training it sets logits of classes that a client lacks to 0."""
+        """Return the objective; `masked` sets logits of a client's missing classes to 0."""
         if not self.local.masked:
             return objective
         context = with_entry(objective.context, "held", self.true_classes(cohort.clients))
@@ -374,7 +390,10 @@ class Federation:
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
-        """Train clients in chunks. Return their states, a stack or a list like the cohort's, and their losses [K]."""
+        """Train clients in chunks; return their states and their losses [K].
+
+        The states are a stack or a list, like the cohort's.
+        """
         cohort, objective, rng, _, steps = training
         results, k = [], len(cohort.clients)
         chunk_size = self.local.max_parallel_clients or k
@@ -424,7 +443,7 @@ class Federation:
         return Job(model, data, batches, *job_settings), starts, objective.context or {}
 
     def predict(self, state: State, images: Inputs, model: nn.Module | None = None) -> Tensor:
-        """Return logits of one model in evaluation mode, for samples on the device or on the host.
+        """Return logits of one model in evaluation mode; samples may be on the host.
 
         Logits are [N, classes] for uint8 images [N, C, H, W], and [N, T, classes] for tokens [N, T]. Static batch norms
         use the statistics of all training data, unless the state has its own.
@@ -437,9 +456,10 @@ class Federation:
         return infer(model, state, self.data, self._hide_tokens(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Inputs) -> Tensor:
-        """Return logits of K models, each for its own n samples [K, n, ...]; as `predict`, except for rounding.
+        """Return logits of K models, each for its own n samples: [K, n, ...].
 
-        The stack must hold the statistics of static batch norms.
+        They equal the logits of `predict`, except for rounding. The stack must hold the statistics of static batch
+        norms.
 
         Raises:
             RuntimeError: if the model has an operation that cannot be stacked.
@@ -448,15 +468,19 @@ class Federation:
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
     def _hide_tokens(self, samples: Any, *models: int) -> Any:
-        """Hide tokens from a masked language model, the same tokens at every call; else return the samples."""
+        """Hide tokens from a masked language model, the same at every call.
+
+        For another model return the samples.
+        """
         if not self.local.augment.mask:
             return samples
         return self.local.augment.mask_tokens(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """Return the statistics of static batch norms; none if the model has no such norms or the state holds them.
+        """Return the statistics of the model's static batch norms.
 
-        To collect them takes a pass over the data for each state. The statistics of the last state are cached.
+        Empty without such norms, or if the state holds them. To collect them takes a pass over the data for each state.
+        The statistics of the last state are cached.
 
         Args:
             model: the state's architecture, if it is not the global one.

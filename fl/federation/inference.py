@@ -1,4 +1,4 @@
-"""Logits of trained models, and the statistics of static batch norms that they need."""
+"""Logits of trained models, and the statistics that static batch norms need."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _PIXELS = 2**16
 
 @torch.no_grad()
 def infer(model: nn.Module, state: State, data: Dataset, samples: Inputs, precision: Precision) -> Tensor:
-    """Compute the logits of a state in evaluation mode, for samples as a data set holds them."""
+    """Compute the logits of a state in evaluation mode, for samples of a data set."""
     model.eval()
     state = {name: precision.lay_out(tensor) for name, tensor in state.items()}
     pixels = max(math.prod(values.shape[2:]) for values in leaves(samples))
@@ -33,9 +33,9 @@ def infer(model: nn.Module, state: State, data: Dataset, samples: Inputs, precis
 
 @torch.no_grad()
 def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Inputs, precision: Precision) -> Tensor:
-    """Compute the logits of K states side by side, each for its own samples: [K, n, ...] -> [K, n, classes].
+    """Compute the logits of K states side by side: [K, n, ...] -> [K, n, classes].
 
-    Of text there is one for each token.
+    Each state has its own samples. Of text there is one for each token.
     """
     model.eval()
     with arithmetic(precision, data.device), plain_attention:
@@ -44,14 +44,17 @@ def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Inputs, 
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:
-    """Say whether the model has static batch norms, and the state no statistics for them."""
+    """Return whether the state lacks the statistics of static batch norms."""
     norms = [name for name, module in model.named_modules() if isinstance(module, StaticBatchNorm2d)]
     return bool(norms) and f"{norms[0]}.running_mean" not in state
 
 
 @torch.no_grad()
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
-    """Collect the statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
+    """Collect the statistics of static batch norms over training samples.
+
+    The samples are indices [N], on the CPU.
+    """
     state = {name: precision.lay_out(tensor) for name, tensor in state.items()}
     parts = data.beside(index).tensor_split(math.ceil(len(index) / _CHUNK))
     with arithmetic(precision, data.device):

@@ -1,4 +1,4 @@
-"""One value that is remembered for as long as the tensors that it was computed from stay what they are."""
+"""One value, remembered while the tensors that it was computed from are the same."""
 
 from typing import Any
 
@@ -8,12 +8,13 @@ from fl.base.torch_private import tree_flatten, version_of
 
 
 class LastValue:
-    """The value that was computed last, and what it was computed from: its source, which stays in memory with it.
+    """The value that was computed last, and its source.
 
-    A source is a tensor, or dicts, lists and tuples of tensors and other objects. It is still the same if each of its
-    tensors is the same object, and nothing was written to it since, which PyTorch counts; other objects have to be
-    equal. Contents are not compared, which would read every weight, and wait for a GPU: a copy of a tensor, or a new
-    view, is another source. Tensors made in inference mode have no such count; nothing is remembered of them.
+    The source stays in memory with it. A source is a tensor, or dicts, lists and tuples of tensors and other objects.
+    It is still the same if each of its tensors is the same object, and nothing was written to it since, which PyTorch
+    counts; other objects have to be equal. Contents are not compared, which would read every weight, and wait for a
+    GPU: a copy of a tensor, or a new view, is another source. Tensors made in inference mode have no such count;
+    nothing is remembered of them.
 
     >>> import torch
     >>> last, weights = LastValue(), {"w": torch.zeros(2)}
@@ -27,7 +28,8 @@ class LastValue:
     """
 
     def __init__(self) -> None:
-        self._source: tuple[list, list, Any] | None = None  # not just ids: that of a tensor that is gone is used again
+        # Not just ids: the id of a tensor that is gone is used again.
+        self._source: tuple[list, list, Any] | None = None
         self._value: Any = None
 
     def of(self, source: Any) -> Any:

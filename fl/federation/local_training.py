@@ -65,7 +65,7 @@ class LocalTraining:
         return mean_of(self.loss)
 
     def size_of_batches(self, parts: Parts) -> int:
-        """Return the samples of each step: `batch_size`, but no more than the client with most samples has.
+        """Return the samples of a step: `batch_size`, at most the largest client's.
 
         All clients have batches of one size, so that they can train side by side, and it depends on the population
         alone, not on who takes part: a client learns the same whoever trains beside it.
@@ -77,11 +77,11 @@ class LocalTraining:
         return min(self.batch_size, parts.largest)
 
     def samples_of_epoch(self, samples: int, parts: Parts) -> int:
-        """Return how many samples a client with so many passes through its model in an epoch."""
+        """Count the samples that pass through the model in a client's epoch."""
         return samples if self.last_batch == "partial" else count_filled(samples, self.size_of_batches(parts))
 
     def check(self, data: Dataset) -> None:
-        """Raise FLError if clients cannot train like this on such data, or on the device where these lie."""
+        """Raise FLError if clients cannot train like this on such data or their device."""
         for name, least in (("epochs", 1), ("batch_size", 1), ("repeats", 1), ("max_parallel_clients", 0)):
             if getattr(self, name) < least:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
@@ -126,5 +126,5 @@ class LocalObjective(NamedTuple):
     per_sample: Tensor | None = None
 
     def select(self, rows: Sequence[int], stacked: bool = False) -> "LocalObjective":
-        """That of some of the clients, by their positions in the cohort; see `fl.federation.cohort.select`."""
+        """Return the objective of some clients, see `fl.federation.cohort.select`."""
         return self._replace(context=select(self.context, rows, stacked))

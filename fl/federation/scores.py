@@ -70,20 +70,22 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     """
     n = owners.max() + 1
     if labels.ndim > 1:
-        said, true, hit = (_sums(values, owners) for values in (predicted, labels, predicted * labels))
+        assigned, true, hit = (_sums(values, owners) for values in (predicted, labels, predicted * labels))
     else:
         classes = max(predicted.max(), labels.max()) + 1
-        true, said, hit = (
+        true, assigned, hit = (
             np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
             for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
         )
-    known = true + said > 0
-    each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
-    return np.divide(each.sum(1), known.sum(1), out=np.full(n, np.nan), where=known.any(1))
+    known = true + assigned > 0
+    scores = np.divide(2 * hit, true + assigned, out=np.zeros(known.shape), where=known)
+    return np.divide(scores.sum(1), known.sum(1), out=np.full(n, np.nan), where=known.any(1))
 
 
 class Overlap(NamedTuple):
-    """Counts of each class: right, as label and as prediction, over pixels that count: integers [..., classes].
+    """Counts of each class: right, as label, as prediction: integers [..., classes].
+
+    They are over the pixels that count.
 
     >>> seen = Overlap(hit=np.array([3, 0, 0]), true=np.array([4, 1, 0]), said=np.array([3, 2, 0]))
     >>> seen.per_class("iou"), float(seen.mean("iou")), float(seen.accuracy())
@@ -98,28 +100,28 @@ class Overlap(NamedTuple):
         """Return the share of pixels that are right, [...]."""
         return self.hit.sum(-1) / self.true.sum(-1)
 
-    def per_class(self, what: str) -> np.ndarray:
+    def per_class(self, measure: str) -> np.ndarray:
         """Return a number for each class, [..., classes]; NaN where it is 0 divided by 0.
 
         Args:
-            what: "iou", hit / (true + said - hit), scikit-learn's Jaccard score; "dice", 2 hit / (true + said), which
-                is its F1; "precision" or "recall".
+            measure: "iou", hit / (true + said - hit), scikit-learn's Jaccard score; "dice", 2 hit / (true + said),
+                which is its F1; "precision" or "recall".
         """
         above, below = {
             "iou": (self.hit, self.true + self.said - self.hit),
             "dice": (2 * self.hit, self.true + self.said),
             "precision": (self.hit, self.said),
             "recall": (self.hit, self.true),
-        }[what]
+        }[measure]
         return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)
 
-    def mean(self, what: str) -> np.ndarray:
+    def mean(self, measure: str) -> np.ndarray:
         """Return the mean over the classes in labels or predictions, [...]."""
-        return np.nanmean(self.per_class(what), -1)
+        return np.nanmean(self.per_class(measure), -1)
 
 
 def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Compute R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
+    """Compute R2 of each owner's samples, the mean over targets: float64 [owners].
 
     A number that is the same in all samples of an owner is left out, since its R2 is a division by 0, for which
     scikit-learn returns 0 or 1; NaN if no number differs.
@@ -146,7 +148,7 @@ def _sums(values: np.ndarray, owners: np.ndarray) -> np.ndarray:
 
 
 class Metric(NamedTuple):
-    """Something that is measured of a model's outputs beside the scores of every run; more is better.
+    """A measure of a model's outputs beside every run's scores; more is better.
 
     Attributes:
         names: of its numbers, which are columns of metrics.csv with `test_` in front (`local_test_` for the mean over
@@ -161,17 +163,17 @@ class Metric(NamedTuple):
     counts: bool = False
 
     def __call__(self, *seen: Any) -> dict[str, float]:
-        """Measure; NaN where it is not defined, as the area under a curve for samples of one class."""
+        """Measure; NaN where undefined, as the area under a curve of one class."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of scikit-learn, for each client that lacks a class
             return dict(zip(self.names, map(float, self.measure(*seen))))
 
 
 def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
-    """Make the metrics that are asked for; FLError, also for two of one name, and one that every run measures."""
-    found, seen = [metric(name, data) for name in names], set(SCORES[task_of(data)])
-    for name, one in zip(names, found):
-        for column in one.names:
+    """Make the metrics of these names; FLError for a name twice or a score's name."""
+    metrics, seen = [metric(name, data) for name in names], set(SCORES[task_of(data)])
+    for name, measured in zip(names, metrics):
+        for column in measured.names:
             if column in SCORES[task_of(data)]:
                 raise FLError(
                     f"--metrics {name}: {column} is measured in every run; leave it out, or rename your own",
@@ -180,7 +182,7 @@ def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
             if column in seen:
                 raise FLError(f"--metrics {name}: there is another {column}; leave one out, or rename it", code="name")
             seen.add(column)
-    return found
+    return metrics
 
 
 def metric(name: str, data: Dataset) -> Metric:
@@ -214,14 +216,14 @@ def metric(name: str, data: Dataset) -> Metric:
         if data.task == "regression" or data.classes > _MANY:
             why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
             raise FLError(f"--metrics {name}: {why}; leave it out", code="unsupported")
-        what, classes = name.removesuffix("_per_class"), data.names or range(data.classes)
-        return Metric(tuple(f"{what}_{one}" for one in classes), partial(_per_class, _PER_CLASS[name]))
+        score, classes = name.removesuffix("_per_class"), data.names or range(data.classes)
+        return Metric(tuple(f"{score}_{label}" for label in classes), partial(_per_class, _PER_CLASS[name]))
     from sklearn.metrics import get_scorer_names
 
     if name not in get_scorer_names():
-        own = ", ".join(_PER_CLASS)
+        known = ", ".join(_PER_CLASS)
         raise FLError(
-            f"unknown --metrics {name!r}: there are {own}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
+            f"unknown --metrics {name!r}: there are {known}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
             "balanced_accuracy, ...; sklearn.metrics.get_scorer_names()), and module:function of your own",
             code="name",
         )
@@ -237,21 +239,22 @@ def _of_masks(name: str, data: Dataset) -> Metric:
         )
     if data.classes > _MANY:
         raise FLError(f"--metrics {name}: {data.classes} would be too many columns; leave it out")
-    what = name.removesuffix("_per_class")
-    names = tuple(f"{what}_{one}" for one in data.names or range(data.classes))
-    return Metric(names, lambda overlap: overlap.per_class(what).tolist(), counts=True)
+    measure = name.removesuffix("_per_class")
+    names = tuple(f"{measure}_{label}" for label in data.names or range(data.classes))
+    return Metric(names, lambda overlap: overlap.per_class(measure).tolist(), counts=True)
 
 
 def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequence[float]]:
-    """Make a function of outputs and targets of one of scikit-learn's scorers, NaN where samples do not define it.
+    """Make a function of outputs and targets from a scorer of scikit-learn.
 
-    There scikit-learn warns and returns 0, or another number that would count in the mean over clients.
+    NaN where samples do not define the score. There scikit-learn warns and returns 0, or another number that would
+    count in the mean over clients.
     """
     from sklearn.metrics import get_scorer
 
-    what, _, average = name.partition("_")
-    if what in _RATIOS:
-        return lambda outputs, targets: [_ratio(what, average or "binary", outputs, targets.astype(np.int64))]
+    score, _, average = name.partition("_")
+    if score in _RATIOS:
+        return lambda outputs, targets: [_ratio(score, average or "binary", outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.task == "multilabel":
         return lambda outputs, targets: [_average_precision(outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.classes > 2:
@@ -279,7 +282,7 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
 
 
 def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
-    """Say whether samples have what a scorer needs that returns a number even where they do not."""
+    """Return whether samples define a score, which scikit-learn does not tell."""
     if name in _OF_TWO:
         return len(np.unique(targets, axis=0)) > 1
     if name == "average_precision" or (name.startswith("roc_auc") and targets.ndim > 1):
@@ -287,8 +290,8 @@ def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
     return True
 
 
-def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Compute scikit-learn's precision, recall, F1 or Jaccard score; NaN where it is 0 divided by 0.
+def _ratio(measure: str, average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Compute scikit-learn's precision, recall, F1 or Jaccard score; NaN for 0 / 0.
 
     An average over classes (or samples) is over those for which the score is defined, and over those that are there but
     never predicted, whose precision is 0 as in scikit-learn: else a model that predicts a single class would look good.
@@ -296,14 +299,14 @@ def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) ->
     several, options = targets.ndim > 1, {}
     predicted = (outputs > 0).astype(np.int64) if several else outputs.argmax(1)
     if several:
-        true, said = (column.sum(1 if average == "samples" else 0) for column in (targets, predicted))
+        true, assigned = (column.sum(1 if average == "samples" else 0) for column in (targets, predicted))
     else:
-        true, said = (np.bincount(column, minlength=outputs.shape[1]) for column in (targets, predicted))
+        true, assigned = (np.bincount(column, minlength=outputs.shape[1]) for column in (targets, predicted))
     if average in ("binary", "micro"):
-        true, said = (counts[1] if average == "binary" else counts.sum() for counts in (true, said))
-        defined = {"recall": true, "precision": said}.get(what, true + said) > 0
+        true, assigned = (counts[1] if average == "binary" else counts.sum() for counts in (true, assigned))
+        defined = {"recall": true, "precision": assigned}.get(measure, true + assigned) > 0
     else:
-        there = np.flatnonzero(true if what == "recall" or average == "weighted" else true + said)
+        there = np.flatnonzero(true if measure == "recall" or average == "weighted" else true + assigned)
         defined = len(there) > 0
         if average == "samples":
             targets, predicted = targets[there], predicted[there]
@@ -313,21 +316,24 @@ def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) ->
         return math.nan
     from sklearn import metrics
 
-    score = getattr(metrics, f"{what}_score")
+    score = getattr(metrics, f"{measure}_score")
     return score(targets, predicted, average=average, zero_division=0, **options)
 
 
 def _average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Compute scikit-learn's average precision, the mean over the labels that a sample has; NaN if none has any."""
+    """Compute scikit-learn's average precision, a mean over labels with samples.
+
+    NaN if no label has any.
+    """
     from sklearn.metrics import average_precision_score
 
     there = np.flatnonzero(targets.any(0))
-    each = [average_precision_score(targets[:, label], outputs[:, label]) for label in there]
-    return float(np.mean(each)) if each else math.nan
+    values = [average_precision_score(targets[:, label], outputs[:, label]) for label in there]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _check_scorer(name: str, data: Dataset) -> None:
-    """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
+    """Raise FLError, before any training, for a scorer unfit for the task."""
     from sklearn.metrics import get_scorer
 
     outputs, targets = _make_trial(data)
@@ -348,7 +354,7 @@ def _check_scorer(name: str, data: Dataset) -> None:
 
 
 def _check_own(name: str, measure: Callable, data: Dataset) -> None:
-    """Raise FLError for a function of the user's that is no metric, before anything is trained.
+    """Raise FLError, before any training, for a user's function that is no metric.
 
     Warn of one that is not defined for such samples at all.
     """
@@ -399,8 +405,8 @@ def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence
     several = targets.ndim > 1
     predicted = (outputs > 0) if several else outputs.argmax(1)
     labels = range(outputs.shape[1])
-    found = precision_recall_fscore_support(targets, predicted, labels=labels, average=None, zero_division=math.nan)
-    return found[which].tolist()
+    rates = precision_recall_fscore_support(targets, predicted, labels=labels, average=None, zero_division=math.nan)
+    return rates[which].tolist()
 
 
 def _call_custom(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
@@ -425,7 +431,10 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _estimators() -> dict[str, type]:
-    """Make the classes by which scikit-learn's scorers score a model's outputs: they take these as their samples."""
+    """Make the classes by which scikit-learn's scorers score a model's outputs.
+
+    They take outputs as their samples.
+    """
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
     class Classes(ClassifierMixin, BaseEstimator):

@@ -1,4 +1,4 @@
-"""The mean traffic of a participant in a round: models and bytes that it receives and sends."""
+"""The mean traffic of a participant in a round: models and bytes, down and up."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ COLUMNS = ("models_down", "models_up", "bytes_down", "bytes_up", "bytes_peers", 
 
 
 def count(sizes: Sequence[int], model: float, received: float, sent: Sequence[int]) -> dict[str, float]:
-    """Return the traffic of a round in which every client receives a message and sends its update back.
+    """Return the traffic of a round with a message to every client and its update.
 
     Args:
         sizes: the clients' numbers of samples. A client that was dropped (size 0) sends nothing.
@@ -30,22 +30,24 @@ def count(sizes: Sequence[int], model: float, received: float, sent: Sequence[in
 
 
 def nbytes(states: States) -> list[int]:
-    """Return the bytes of each client's tensors, with their size in memory, uncompressed; buffers count too.
+    """Return the bytes of each client's tensors in memory; buffers count too.
 
     >>> import torch
     >>> nbytes({"w": torch.zeros(2, 5)})
     [20, 20]
     """
-    each = []
+    sizes = []
     for tree in states if isinstance(states, list) else [states]:
         leaves = tree_leaves(tree)
         k = 1 if isinstance(states, list) else len(leaves[0]) if leaves else 0
-        each += [sum(tensor.nbytes for tensor in leaves) // k] * k if k else []
-    return each
+        sizes += [sum(tensor.nbytes for tensor in leaves) // k] * k if k else []
+    return sizes
 
 
 def more(metrics: Mapping[str, float], model: float, down: float = 0, up: float = 0) -> dict[str, float]:
-    """Return the metrics of a round with more traffic: bytes sent beside the models, a mean over the participants.
+    """Return a round's metrics with more bytes sent beside the models.
+
+    The bytes are a mean over the participants.
 
     Args:
         model: bytes of the participants' models, on average.

@@ -21,7 +21,7 @@ class Training(NamedTuple):
         cohort: the clients with the models that they start from.
         objective: what they minimise.
         rng: of the round.
-        planned: how many steps each client makes if nobody stops it.
+        planned: how many steps each client makes if nothing stops it.
         steps: how many it makes.
     """
 
@@ -41,7 +41,7 @@ Trainer: TypeAlias = Callable[[Training], ClientUpdate]
 
 
 class Stage(IntEnum):
-    """The place of a middleware: those of a smaller stage lie further inside, nearer to training."""
+    """The place of a middleware: a smaller stage is nearer to training."""
 
     TRAINING = 1
     """It changes what clients learn or send."""
@@ -66,4 +66,4 @@ class Middleware(Protocol):
         """Its place in the order."""
 
     def __call__(self, fed: Any, train: Trainer) -> Trainer:
-        """Return the trainer that is to take the place of this one, for clients of a federation."""
+        """Return the trainer that takes the place of this one, for a federation's clients."""

@@ -1,4 +1,4 @@
-"""Transports, which carry a round to its clients: in this process, or on machines of their own.
+"""Transports, which carry a round to clients in this process or elsewhere.
 
 What clients keep for themselves from round to round lies in the server's part CLIENTS: in this process the states of
 all clients, a row each; for clients on other machines only what their transport needs to find them again.
@@ -35,7 +35,7 @@ class Transport(Protocol):
     splits: Splits | None
 
     def specs(self, space: Space) -> list[Spec] | None:
-        """Return the architecture of each client by its own budget; None if the settings choose them."""
+        """Return each client's architecture by its budget; None if settings choose it."""
 
     def begin(self, fed: Any) -> None:
         """Take the federation, once it and its method have been built."""
@@ -58,20 +58,22 @@ class Transport(Protocol):
     def recombine(
         self, secure: Any, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng
     ) -> ClientUpdate:
-        """Let clients exchange pieces of their models in secret, see `fl.secure`; return the update after that."""
+        """Recombine clients' models in secret, see `fl.secure`; return the new update."""
 
-    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
-        """Ask clients' validation data: float64 [len(more), clients], nan for clients that did not answer.
+    def judge(self, validation: Any, measure: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """Judge levels on clients' validation data: float64 [len(more), clients].
+
+        It is NaN for clients that did not answer.
 
         Args:
-            validation: `fl.algorithms.parts.additive.Validation`; `what` is one of its methods.
+            validation: `fl.algorithms.parts.additive.Validation`; `measure` is one of its methods.
         """
 
-    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
-        """Score every client on its own held-out samples, nan for clients that did not answer.
+    def score(self, models: Callable[[], ClientModels], score_local: Callable[[ClientModels], Any]) -> Any:
+        """Score every client on its held-out samples; NaN for clients without an answer.
 
         Args:
-            here: scores clients whose data are in this process.
+            score_local: scores clients whose data are in this process.
         """
 
 
@@ -95,8 +97,8 @@ class InProcess:
         self, algorithm: Any, message: Message, client_states: Stack, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, Stack]:
         """Call the method's client function."""
-        own = select(client_states, clients) if client_states else {}
-        update = algorithm.client(message, own, clients, rng)
+        states = select(client_states, clients) if client_states else {}
+        update = algorithm.client(message, states, clients, rng)
         return update, update_states(client_states, clients, update)
 
     def recombine(
@@ -105,13 +107,13 @@ class InProcess:
         """Let simulated clients do it."""
         return secure.simulate(update, message, clients, rng)
 
-    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+    def judge(self, validation: Any, measure: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Look at the data."""
-        return getattr(validation, what)(levels, more)
+        return getattr(validation, measure)(levels, more)
 
-    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
+    def score(self, models: Callable[[], ClientModels], score_local: Callable[[ClientModels], Any]) -> Any:
         """Look at the data."""
-        return here(models())
+        return score_local(models())
 
 
 IN_PROCESS = InProcess()

@@ -24,8 +24,8 @@ class ClientUpdate(NamedTuple):
             them only in a simulation.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
             `fl.federation.traffic`), and those that the method names.
-        steps: how many steps each client has made; empty where nobody counts.
-        sent: the bytes of what each client sends; None: those of `received`.
+        steps: how many steps each client has made; empty where they are not counted.
+        sent: the bytes of what each client sends; None: the bytes of `received`.
     """
 
     states: States
@@ -39,7 +39,7 @@ class ClientUpdate(NamedTuple):
 
     @property
     def arrived(self) -> list[bool]:
-        """True if each client's update arrived; that of one that was dropped did not."""
+        """For each client True if its update arrived, and False if it was dropped."""
         return [size > 0 for size in self.sizes]
 
     def __repr__(self) -> str:

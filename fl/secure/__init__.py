@@ -1,13 +1,14 @@
-"""Secure recombination (FedMR, KDD 2024, Appendix B): the server receives recombined models only.
+"""Secure recombination: the server receives recombined models only.
 
-Clients exchange layers before they upload. In each repeat every client (1) sends a random part of its pieces, each to
-one random other client; (2) puts every piece that it receives into the buffer of that piece; (3) returns, for every
-piece that it received, one random element of that piece's buffer; (4) has a whole model again. If the clients are
-honest, every piece of every model still exists exactly once: a permutation for each piece.
+From FedMR (KDD 2024), appendix B. Clients exchange layers before they upload. In each repeat every client (1) sends a
+random part of its pieces, each to one random other client; (2) puts every piece that it receives into the buffer of
+that piece; (3) returns, for every piece that it received, one random element of that piece's buffer; (4) has a whole
+model again. If the clients are honest, every piece of every model still exists exactly once: a permutation for each
+piece.
 
 Each piece is padded to the length of the longest one and sealed by its owner for the server's key of that round, so
-that clients cannot read each other's pieces. Every message is locked between its sender and its recipient, so that
-nobody who carries it, including the server, can read or change it. Lost messages are sent again; messages that are
+that clients cannot read each other's pieces. Every message is locked between its sender and its recipient, so that no
+one who carries it, including the server, can read or change it. Lost messages are sent again; messages that are
 repeated, tampered with or foreign are ignored; clients that do not answer are left out, and the others begin again from
 their trained models. The outcome names all of this. Nothing is opened before everything has arrived, so among honest
 clients no piece is lost or doubled, whatever happens on the way.
@@ -24,21 +25,22 @@ What it protects, and what it does not:
 - Whoever carries messages sees who writes to whom and when: so how many pieces travel between two clients. They do not
   see which pieces, or which come back: all have one length and a random order.
 - Only the order is secret. The server sees every trained piece, and may tell from their values which belong together
-  (those of one client's model fit each other). It is neither secure aggregation nor differential privacy.
+  (pieces of one client's model fit each other). It is neither secure aggregation nor differential privacy.
 - One repeat leaves some 70 % of the pieces where they were trained; each further repeat leaves about two thirds of the
   excess over 1/K, which is chance: with 10 clients, 50 % after two, 37 % after three, 18 % after six. A whole model
   stays with its client with about that share to the power of the number of pieces: for 5 pieces 18 % after one repeat,
   3 % after two and 0.5 % after three; for 10 pieces 2.5 %, 0.2 %, below 0.1 %. Use three repeats or more, and layers as
   pieces.
-- After a client is lost, the others exchange anew, and whoever carries messages sees how many pieces travel both times.
+- After a client is lost, the others exchange again, and whoever carries messages sees how many pieces travel both
+  times.
 
 What it costs, and changes:
 
 - A client uploads its number of pieces times the length of the longest: VGG-16 for CIFAR-10 in layers is 29 pieces of
   67 MB, 1.95 GB, 14.5 times the model. What it sends to other clients comes on top.
 - The server does not know the trained models, so the metrics of clients' models in metrics.csv (accuracy, cosine) are
-  those of the recombined models.
-- A simulation draws the clients' choices from the run's seed, so that it can be repeated: whoever knows the seed knows
+  computed from the recombined models.
+- A simulation makes the clients' choices by the run's seed, so that it can be repeated: whoever knows the seed knows
   the order. Keys, sessions and tags are new in every round and always random.
 """
 

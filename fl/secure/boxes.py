@@ -1,4 +1,7 @@
-"""Keys, messages between two parties, and pieces that only the server can open: PyNaCl, imported when first needed."""
+"""Keys, messages between two parties, and pieces that only the server can open.
+
+PyNaCl is imported when first needed.
+"""
 
 import os
 from struct import Struct, error
@@ -13,13 +16,13 @@ SERVER = 2**32 - 1
 _HEADER = Struct(">16sIIII")
 _SEALED = Struct(">16sI16s")
 SEALED_EXTRA = _SEALED.size + 48
-"""How many bytes a sealed piece has more than the longest piece: its header, and those of the sealed box."""
+"""How many bytes a sealed piece has more than the longest piece: its header and the sealed box."""
 LOCKED_EXTRA = 4 + 40 + _HEADER.size
-"""How many bytes a locked message has more than its body: the sender's address, those of the box, and its header."""
+"""How many bytes a locked message has more than its body: the sender's address, the box, and its header."""
 
 
 def require() -> Any:
-    """Return the module nacl.public; FLError that says what to install if PyNaCl is missing."""
+    """Return the module nacl.public; FLError if PyNaCl is missing."""
     return needed("secure recombination", "secure", "nacl.public")
 
 
@@ -44,7 +47,7 @@ class Sealed(NamedTuple):
     """The content of a sealed piece, which only the server can read.
 
     Attributes:
-        tag: 16 random bytes, so that a doubled piece is recognised although nobody knows whose it was.
+        tag: 16 random bytes, so that a doubled piece is recognised although no one knows whose it was.
         payload: the piece, padded with zeros to the longest piece's length.
     """
 
@@ -58,11 +61,11 @@ class Keys:
     """A key pair: X25519, with XSalsa20-Poly1305 for the boxes.
 
     Args:
-        secret: that of an earlier pair; None: a fresh one.
+        secret: of an earlier pair; None: a fresh one.
 
     Attributes:
-        public: 32 bytes that everybody may know.
-        secret: 32 bytes that nobody else may know.
+        public: 32 bytes that anyone may know.
+        secret: 32 bytes that no one else may know.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -77,7 +80,7 @@ class Keys:
         return self._boxes[public]
 
     def lock(self, message: Message, public: bytes) -> bytes:
-        """Return a frame that nobody but the two ends can read or make: the sender's address and a box."""
+        """Return a frame that only its two ends can read or make: an address and a box."""
         import nacl.exceptions
 
         try:
@@ -108,7 +111,7 @@ class Keys:
         return message
 
     def unseal(self, blob: bytes) -> Sealed | None:
-        """Return the content of a seal for this public key; None if it is for another one, or damaged."""
+        """Return a seal's content; None if it is for another key, or damaged."""
         import nacl.exceptions
 
         try:
@@ -119,18 +122,18 @@ class Keys:
 
 
 def seal(session: bytes, piece: int, payload: bytes, public: bytes) -> bytes:
-    """Lock a piece so that only the owner of a public key can read it, without revealing who locked it."""
+    """Lock a piece for the owner of a public key, without revealing who did."""
     nacl = require()
     return nacl.SealedBox(nacl.PublicKey(public)).encrypt(_SEALED.pack(session, piece, os.urandom(16)) + payload)
 
 
-def make_refusal(sender: int, recipient: int, what: str) -> FLError:
+def make_refusal(sender: int, recipient: int, reason: str) -> FLError:
     """Return the error for a message that cannot be used.
 
     >>> print(make_refusal(7, SERVER, "was sent before"))
     a message from client 7 to the server was sent before
     """
-    return FLError(f"a message from {name(sender)} to {name(recipient)} {what}", code="peers")
+    return FLError(f"a message from {name(sender)} to {name(recipient)} {reason}", code="peers")
 
 
 def name(address: int) -> str:

@@ -11,25 +11,28 @@ from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, make_refusal, s
 
 
 class Envelope(NamedTuple):
-    """A frame to send. Its carrier sees who writes to whom, when, and how many bytes; nothing else."""
+    """A frame to send.
+
+    Its carrier sees who writes to whom, when, and how many bytes; nothing else.
+    """
 
     recipient: int
     frame: bytes
 
 
 class Client:
-    """A client that gives some of its sealed pieces away, returns others for those it received, and uploads the result.
+    """A client that exchanges some of its sealed pieces, and uploads the result.
 
-    Repeat r has the phases 2r - 1 (stage 1: pieces go out) and 2r (stages 2 and 3: pieces come back); in the next one
-    the model is whole again (stage 4), and is uploaded if that was the last repeat. A client does nothing between the
-    phases: what it then has to know is in `dump`.
+    It returns other pieces for the pieces that it receives. Repeat r has the phases 2r - 1 (stage 1: pieces go out) and
+    2r (stages 2 and 3: pieces come back); in the next one the model is whole again (stage 4), and is uploaded if that
+    was the last repeat. A client does nothing between the phases: what it then has to know is in `dump`.
 
     Only its choices (which pieces to give, to whom, which to return) decide the result; keys, tags and sessions are
     always random and never change it.
 
     Args:
         address: its number, below SERVER.
-        pieces: its trained model in two or more pieces, each as long as everybody else's.
+        pieces: its trained model in two or more pieces, each as long as every other client's.
         server: the server's public key.
         repeats: how often the stages are repeated before it uploads.
         choices: the source of its choices; None: the operating system. Simulations give a seeded one.
@@ -69,7 +72,7 @@ class Client:
         """Do what a phase asks for.
 
         Args:
-            frames: for phase 1, with which every attempt begins, that of the server; otherwise those that other clients
+            frames: for phase 1, with which every attempt begins, the server's; otherwise the frames that other clients
                 sent in the phase before.
 
         Raises:
@@ -90,7 +93,10 @@ class Client:
         return self._send(self._upload() if self.finished else self._give())
 
     def _begin(self, frames: Sequence[bytes]) -> None:
-        """Meet the cohort, and seal the own pieces, all with the same length; nothing of an earlier attempt counts."""
+        """Meet the cohort, and seal the own pieces, all with the same length.
+
+        Nothing of an earlier attempt counts.
+        """
         if len(frames) != 1:
             raise FLError(
                 f"client {self.address} got {len(frames)} messages at the beginning, where one is sent", code="peers"
@@ -103,7 +109,9 @@ class Client:
         del self._peers[self.address]
         self._sessions.append(message.session)
         padded = [piece.ljust(self._length, b"\0") for piece in self._pieces]
-        self._model = {number: seal(message.session, number, one, self._server) for number, one in enumerate(padded)}
+        self._model = {
+            number: seal(message.session, number, piece, self._server) for number, piece in enumerate(padded)
+        }
         self._given = {}
 
     def _receive(self, frames: Sequence[bytes]) -> dict[int, dict[int, bytes]]:
@@ -119,7 +127,7 @@ class Client:
         return got
 
     def _complete(self, got: dict[int, dict[int, bytes]]) -> None:
-        """Stage 4: the pieces that were kept and those that came back, one for each given, are a model again."""
+        """Make a model of kept and returned pieces, one for each given (stage 4)."""
         for peer in self._peers:
             if got[peer].keys() != {number for number, to in self._given.items() if to == peer}:
                 raise FLError(f"client {peer} did not return to client {self.address} what it was given", code="peers")
@@ -129,14 +137,17 @@ class Client:
         return [(SERVER, number, blob) for number, blob in self._model.items()]
 
     def _give(self) -> list[tuple[int, int, bytes]]:
-        """Stage 1: give a random part of the pieces, at least one but not all, each to one random other client."""
+        """Give some random pieces to one random other client each (stage 1).
+
+        At least one piece, but not all.
+        """
         count, peers = len(self._pieces), list(self._peers)
         chosen = self._choices.randrange(1, 2**count - 1)
         self._given = {n: self._choices.choice(peers) for n in range(count) if chosen >> n & 1}
         return [(peer, number, self._model.pop(number)) for number, peer in self._given.items()]
 
     def _give_back(self, got: dict[int, dict[int, bytes]]) -> list[tuple[int, int, bytes]]:
-        """Stage 3: return, for every piece that came from a peer, one random element of that piece's buffer."""
+        """Return a random element of its buffer for every piece of a peer (stage 3)."""
         returned = []
         for number in range(len(self._pieces)):
             givers = [peer for peer in self._peers if number in got[peer]]
@@ -150,9 +161,7 @@ class Client:
         return returned
 
     def _send(self, parcels: list[tuple[int, int, bytes]]) -> list[Envelope]:
-        """Return tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they
-        are.
-        """
+        """Return (recipient, number, sealed piece) as frames, in an order without meaning."""
         random.SystemRandom().shuffle(parcels)  # not from `choices`: the order does not change the result
         publics = {**self._peers, SERVER: self._server}
         envelopes = []
@@ -163,7 +172,7 @@ class Client:
 
     def dump(self) -> bytes:
         """Return all that it has to know in the next phase, its secret key among it."""
-        said = {
+        header = {
             "address": self.address,
             "repeats": self.repeats,
             "phase": self.phase,
@@ -175,14 +184,14 @@ class Client:
             "pieces": [len(piece) for piece in self._pieces],
             "model": list(self._model),
         }
-        head = json.dumps(said).encode()
+        head = json.dumps(header).encode()
         return b"".join([len(head).to_bytes(8, "big"), head, *self._pieces, *self._model.values()])
 
     @classmethod
     def load(cls, data: bytes, choices: random.Random | None = None) -> "Client":
         """Return the inverse of `dump`. Raises ValueError or KeyError for other bytes."""
         begin = 8 + int.from_bytes(data[:8], "big")
-        said = json.loads(data[8:begin])
+        header = json.loads(data[8:begin])
 
         def cut(length: int) -> bytes:
             nonlocal begin
@@ -191,12 +200,12 @@ class Client:
                 raise ValueError("cut short")
             return data[begin - length : begin]
 
-        pieces = [cut(length) for length in said["pieces"]]
-        server, secret = bytes.fromhex(said["server"]), bytes.fromhex(said["secret"])
-        client = cls(said["address"], pieces, server, said["repeats"], choices, secret)
-        client.phase = said["phase"]
-        client._sessions = [bytes.fromhex(session) for session in said["sessions"]]
-        client._peers = {int(peer): bytes.fromhex(public) for peer, public in said["peers"].items()}
-        client._given = {int(number): peer for number, peer in said["given"].items()}
-        client._model = {number: cut(client._length + SEALED_EXTRA) for number in said["model"]}
+        pieces = [cut(length) for length in header["pieces"]]
+        server, secret = bytes.fromhex(header["server"]), bytes.fromhex(header["secret"])
+        client = cls(header["address"], pieces, server, header["repeats"], choices, secret)
+        client.phase = header["phase"]
+        client._sessions = [bytes.fromhex(session) for session in header["sessions"]]
+        client._peers = {int(peer): bytes.fromhex(public) for peer, public in header["peers"].items()}
+        client._given = {int(number): peer for number, peer in header["given"].items()}
+        client._model = {number: cut(client._length + SEALED_EXTRA) for number in header["model"]}
         return client

@@ -1,4 +1,4 @@
-"""One round of secure recombination, from trained models to recombined ones: the server's side, and both."""
+"""One round of secure recombination: the server's side, and both sides."""
 
 import os
 import random
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
             exactly these clients, if they were honest. Empty if fewer than two were left, or a client was lost in the
             upload.
         excluded: the other clients, and why each is missing.
-        sent: the bytes that went from one party to another, by (sender, recipient), one of which may be SERVER.
+        sent: the bytes that went from one party to another, by (sender, recipient); one of the two may be SERVER.
         seconds: how long it took.
     """
 
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 class Server:
-    """Leads one round; opens pieces only when every client of an attempt has uploaded its whole model.
+    """The leader of a round; it opens pieces once every client has uploaded its model.
 
     Args:
         lengths: bytes of each piece.
@@ -83,7 +83,7 @@ class Server:
     def _attempt(
         self, cohort: Mapping[int, bytes], carry: Carrier, sent: Counter[tuple[int, int]]
     ) -> tuple[list[int], int, bytes, list[bytes]]:
-        """(the clients that were lost, in which phase, the session, the frames that were uploaded)."""
+        """Return the lost clients, the phase, the session, and the uploaded frames."""
         session = os.urandom(16)
         everybody = b"".join(client.to_bytes(4, "big") + public for client, public in cohort.items())
         waiting = {}
@@ -106,7 +106,10 @@ class Server:
     def _open_uploads(
         self, session: bytes, cohort: Mapping[int, bytes], frames: Sequence[bytes]
     ) -> dict[int, list[bytes]]:
-        """Return the uploads. Every piece has to be of this session and in its place, and none may come twice."""
+        """Return the uploads, after checks of their pieces.
+
+        Every piece has to be of this session and in its place, and none may come twice.
+        """
         uploads: dict[int, dict[int, bytes]] = {client: {} for client in cohort}
         tags: set[bytes] = set()
         for frame in frames:

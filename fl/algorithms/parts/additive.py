@@ -1,4 +1,7 @@
-"""Levels of models: each client adds up its models' logits, and judges them on its validation data (FeMAM)."""
+"""Levels of models: each client adds up its models' logits (FeMAM).
+
+Clients also judge them on their validation data.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -18,16 +21,17 @@ _LIMIT = 8 * 10**9  # bytes
 
 
 class Cache:
-    """The summed logits of levels that do not change any more, beside each sample that clients train or validate on.
+    """The summed logits of finished levels, for all samples of clients.
 
-    They take the data set's samples times classes times 4 bytes on its device (of text tokens times vocabulary): of
-    Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24 MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three
-    times that while a level is added. Above 8 GB they are refused. They equal newly computed ones, bit for bit: a level
-    is added to the levels below it, and all are computed again once a model or a mapping has changed.
+    They are of the samples that clients train or validate on. They take the data set's samples times classes times 4
+    bytes on its device (of text tokens times vocabulary): of Fashion-MNIST with its test set 2.8 MB, of CIFAR-100 24
+    MB, of Tiny-ImageNet 88 MB, of pydoc 890 MB; up to three times that while a level is added. Above 8 GB they are
+    refused. They equal newly computed ones, bit for bit: a level is added to the levels below it, and all are computed
+    again once a model or a mapping has changed.
     """
 
     def __init__(self, fed: Federation) -> None:
-        parts = [_local_samples(fed, each) for each in (fed.clients.train, fed.clients.valid)]
+        parts = [_local_samples(fed, split) for split in (fed.clients.train, fed.clients.valid)]
         every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
             raise FLError(
@@ -43,7 +47,10 @@ class Cache:
         self._fed, self._last, self._parts = fed, LastValue(), parts
 
     def table(self, levels: Sequence[Level]) -> Tensor:
-        """[N, classes], of text [N, T, classes], of masks [N, H, W, classes]; 0 for samples that no client has."""
+        """Logits [N, classes]; 0 for samples that no client has.
+
+        Of text they are [N, T, classes], of masks [N, H, W, classes].
+        """
         # Mappings are compared by value: they are rows of a table that is replaced in every round.
         source = [(level.models, level.used.tolist()) for level in levels]
         if (known := self._last.of(source)) is not None:
@@ -79,7 +86,7 @@ class Validation:
         self._labels = fed.data.labels_at(self._here)
 
     def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
-        """Return the `losses`, and which clients answered: bool [clients]. In a simulation all do."""
+        """Return the `losses`, and which clients answered: bool [clients]."""
         transport = self._fed.transport
         losses = transport.judge(self, "losses", levels, more)
         all_clients = torch.ones(len(self._parts), dtype=torch.bool)
@@ -94,12 +101,12 @@ class Validation:
         """
         loss, values = self._fed.local.loss, []
         for newest in more:
-            each = measure(loss, self._logits(levels, newest), self._labels)
-            values.append(of_samples(each, loss, self._labels))
+            sample_losses = measure(loss, self._logits(levels, newest), self._labels)
+            values.append(of_samples(sample_losses, loss, self._labels))
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
-        """Return the mean over the clients of their accuracy (over those on other machines that answered)."""
+        """Return the mean accuracy of the clients that answered."""
         values = self._fed.transport.judge(self, "accuracies", levels, [newest])
         return values[~values.isnan()].mean().item()
 
@@ -109,7 +116,7 @@ class Validation:
         if self._fed.data.task == "multilabel":  # a sample is right if all of its labels are
             return self._means([((logits > 0) == self._labels.bool()).all(1) for logits in every])
         right = [double(logits.argmax(-1) == self._labels) for logits in every]  # never so where none counts
-        return self._means([of_samples(each, cross_entropy, self._labels) for each in right])
+        return self._means([of_samples(hits, cross_entropy, self._labels) for hits in right])
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]
@@ -121,16 +128,18 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Return each client's mean over its samples, of each of the values [N]: [len(values), clients]."""
-        each = torch.stack(download(values))
+        """Return each client's mean of each of the values [N]: [len(values), clients]."""
+        stacked = torch.stack(download(values))
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
-        return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
+        # On the host: on CUDA the order is not fixed.
+        return sums.index_add_(1, self._owners, stacked) / self._parts.sizes
 
 
 def _local_samples(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
-    """Return the samples that are on this machine, and the client of each: on a client's own machine only its own
-    are.
+    """Return the samples that are on this machine, and the client of each.
+
+    On a client's own machine these are only its own.
     """
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-    here = parts.samples < len(fed.data.y)
-    return parts.samples[here], owners[here]
+    local = parts.samples < len(fed.data.y)
+    return parts.samples[local], owners[local]

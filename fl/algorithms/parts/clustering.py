@@ -1,5 +1,6 @@
-"""Clusters of clients by their models: K-means as long as there are no centres, then the nearest centre (FeSEM, and
-FeMAM's cluster levels: Eq. 4 and 7).
+"""Clusters of clients by their models: K-means, then the nearest centre.
+
+It is K-means as long as there are no centres (FeSEM, and FeMAM's cluster levels: Eq. 4 and 7).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,11 +41,11 @@ class Clustering:
     fed: Federation
 
     @classmethod
-    def make(cls, fed: Federation, how: str, what: str, flags: str) -> "Clustering":
+    def make(cls, fed: Federation, how: str, compare: str, flags: str) -> "Clustering":
         """From the values of the options --FLAGS.clustering and --FLAGS.compare."""
         model = fed.model
         names = [name for name, _ in model.named_parameters()]  # running variances would outweigh the weights
-        if what == "all":
+        if compare == "all":
             return cls(how, lambda models: {name: models[name] for name in names}, fed)
         head = [name for name in classifier(model) if name in names and name.endswith("weight")]
         if not head:
@@ -72,18 +73,18 @@ class Clustering:
         states, centres = (self.features(stack) for stack in (select(update.received, rows), models))
         begun = bool((mapping >= 0).any())
         if begun and self.how == "nearest":
-            found = distance(states, centres).argmin(1)
+            clusters = distance(states, centres).argmin(1)
         else:
-            found = torch.from_numpy(_kmeans(states, centres, begun, rng))
+            clusters = torch.from_numpy(_kmeans(states, centres, begun, rng))
         mapping = mapping.clone()
-        mapping[[clients[row] for row in rows]] = found.cpu()
+        mapping[[clients[row] for row in rows]] = clusters.cpu()
         return cluster_means(self.fed, models, mapping, clients, update), mapping
 
 
 def cluster_means(
     fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate
 ) -> Stack:
-    """Return each cluster's mean over its participants by their number of samples (Eq. 7).
+    """Return each cluster's mean, weighted by its participants' samples (Eq. 7).
 
     Its model if there are none.
     """
@@ -93,7 +94,9 @@ def cluster_means(
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
-    """Return what some clients begin from: their cluster's model, or the newcomers' model for those in none (-1).
+    """Return the models that clients begin from: their cluster's or the newcomers'.
+
+    Clients in no cluster (-1) are newcomers.
 
     >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
     tensor([[2.],
@@ -104,7 +107,10 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 
 def centre(fed: Federation, models: Stack, mapping: Tensor) -> State:
-    """Return the cluster models' mean, weighted by their clients' samples; equally, if no client is in a cluster."""
+    """Return the cluster models' mean, weighted by their clients' samples.
+
+    It is the plain mean if no client is in a cluster.
+    """
     k, sizes = stack_size(models), fed.clients.train.sizes
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
@@ -125,18 +131,18 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
     every = _coordinates({name: torch.cat([centres[name], states[name]]) for name in centres})
     old, points = every[:k], every[k:]
     seed = int(rng.numpy("clusters").integers(2**31))
-    found = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
+    kmeans = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=seed).fit(points)
     # Fewer labels than clusters may occur, where models are equal.
-    labels, first, labelled = np.unique(found.labels_, return_index=True, return_inverse=True)
+    labels, first, labelled = np.unique(kmeans.labels_, return_index=True, return_inverse=True)
     if begun:
-        _, numbers = linear_sum_assignment(((found.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
+        _, numbers = linear_sum_assignment(((kmeans.cluster_centers_[labels, None] - old[None]) ** 2).sum(-1))
     else:
         numbers = first.argsort().argsort()
     return numbers[labelled].astype(np.int64)
 
 
 def _coordinates(models: Stack) -> np.ndarray:
-    """Return points [n, n] that are as far apart as the n models, which spares K-means their many weights.
+    """Return points [n, n] as far apart as the n models, for a faster K-means.
 
     Equal models are equal points: what lies below rounding is cut off, or K-means would find clusters in it.
     """
@@ -154,5 +160,5 @@ def _coordinates(models: Stack) -> np.ndarray:
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
-    """Divide each of K tensors by the absolute value of its sum: how the released code normalises classifiers."""
+    """Divide each of K tensors by its absolute sum, as the released code does."""
     return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

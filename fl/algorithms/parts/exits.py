@@ -13,7 +13,7 @@ from fl.federation import Federation
 
 
 def check_exits(fed: Federation, method: str, distils: bool) -> None:
-    """Raises FLError for a model without exits, and for distillation if outputs are not logits of classes."""
+    """Raise FLError for a model without exits, or outputs that cannot be distilled."""
     if "several_classifiers" not in fed.needs():
         raise FLError(
             f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18",
@@ -29,7 +29,7 @@ def check_exits(fed: Federation, method: str, distils: bool) -> None:
 def with_distillation(
     fed: Federation, algorithm: Algorithm, objective: Objective, weight: Callable[[int], float]
 ) -> Algorithm:
-    """Return an algorithm; clients minimise an objective with the weight of the round as its context["distil"].
+    """Return an algorithm of an objective with a weight in context["distil"].
 
     Args:
         weight: round, counted from 1 -> weight of the distillation.
@@ -43,7 +43,7 @@ def with_distillation(
 
 
 def exit_log_probabilities(outputs: Tensor) -> Tensor:
-    """Return the log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
+    """Return each exit's log probabilities, [exits, samples (or tokens), classes].
 
     >>> exit_log_probabilities(torch.zeros(8, 4, 10)).shape, exit_log_probabilities(torch.zeros(8, 4, 6, 10)).shape
     (torch.Size([4, 8, 10]), torch.Size([4, 48, 10]))
@@ -51,6 +51,9 @@ def exit_log_probabilities(outputs: Tensor) -> Tensor:
     return outputs.movedim(1, 0).flatten(1, -2).log_softmax(-1)
 
 
-def divergence(target: Tensor, own: Tensor) -> Tensor:
-    """KL(target || own) of log probabilities [..., samples, classes], the mean over samples."""
-    return (target.exp() * (target - own)).sum(-1).mean(-1)
+def divergence(target: Tensor, predicted: Tensor) -> Tensor:
+    """Return the mean KL(target || predicted) over samples.
+
+    Both are log probabilities [..., samples, classes].
+    """
+    return (target.exp() * (target - predicted)).sum(-1).mean(-1)

@@ -1,6 +1,7 @@
-"""The three kinds of level that FeMAM adds up: one model for all clients, cluster models, a model for each client.
+"""The three kinds of level that FeMAM adds up.
 
-Equations: Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), appendix B.
+One model for all clients, cluster models, a model for each client. Equations: Chen et al., "Multi-Level Additive
+Modeling for Structured Non-IID Federated Learning" (2024), appendix B.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ class LevelType:
         self.fed, self.lam, self.width = fed, lam, width
 
     def objective(self) -> Objective:
-        """Return what a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
+        """Return a participant's objective (B.2, B.5): the loss, and any pull."""
         return proximal(self.lam, self.fed.local.objective) if self.lam else self.fed.local.objective
 
     def begin(self, model: State) -> Stack:
@@ -44,7 +45,7 @@ class LevelType:
         return {"anchor": starts} if self.lam else {}
 
     def offers(self, level: Level) -> Tensor:
-        """Return the models that a client may choose from, at the end of a level that it never took part in: int64."""
+        """Return the models that a client may choose after a level without it: int64."""
         return level.used[level.used >= 0].unique()
 
     def upload(self, update: ClientUpdate) -> ClientUpdate:
@@ -63,7 +64,10 @@ class GlobalLevel(LevelType):
         super().__init__(fed, lam, 1)
 
     def start(self) -> Tensor:
-        """Return the model that each client uses before a first level is trained, int64 [clients], -1 for none."""
+        """Return each client's model before a first level is trained, int64 [clients].
+
+        -1 stands for no model.
+        """
         return torch.zeros(len(self.fed.clients), dtype=torch.int64)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
@@ -71,12 +75,12 @@ class GlobalLevel(LevelType):
         return {"model": broadcast(level.state(0), len(clients))}
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """Return the level with the mean of what the participants sent, weighted by their samples (B.1b)."""
+        """Return the level with the participants' mean, weighted by samples (B.1b)."""
         return level._replace(models=cluster_means(self.fed, level.models, level.used, clients, update))
 
 
 class ClusterLevel(LevelType):
-    """A model for each cluster of clients. Participants are assigned again in every round.
+    """A model for each cluster of clients; participants are assigned every round.
 
     Attributes:
         clustering: how they are assigned.
@@ -95,9 +99,10 @@ class ClusterLevel(LevelType):
         return torch.full((len(self.fed.clients),), -1)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """Return the model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a).
+        """Return the model of a participant's cluster, or the clusters' mean (B.1a).
 
-        With it goes the participant's share of all samples, if the gradient is to be multiplied by it.
+        The mean is for a participant in no cluster. With it goes the participant's share of all samples, if the
+        gradient is to be multiplied by it.
         """
         begin = starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
         if not self.share_gradients:
@@ -105,12 +110,15 @@ class ClusterLevel(LevelType):
         return {"model": begin, "weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.device)}
 
     def objective(self) -> Objective:
-        """Return the loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
+        """Return the loss and the pull (B.4).
+
+        On request the loss is multiplied by the client's share of all samples.
+        """
         loss = _weigh(self.fed.local.objective) if self.share_gradients else self.fed.local.objective
         return proximal(self.lam, loss) if self.lam else loss
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """Return the participants' new clusters (B.3), and the mean of what each cluster's participants sent (B.1b)."""
+        """Return the participants' new clusters (B.3), and the clusters' means (B.1b)."""
         return Level(*self.clustering.update(level.models, level.used, clients, update, rng))
 
 
@@ -129,7 +137,7 @@ class PersonalLevel(LevelType):
         return self.fed.client_states(model)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """Nothing: a participant goes on with its own model."""
+        """Return nothing: a participant continues with its own model."""
         return {}
 
     def upload(self, update: ClientUpdate) -> ClientUpdate:
@@ -141,7 +149,7 @@ class PersonalLevel(LevelType):
         return self.fed.mean_of_clients(level.models, otherwise)
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """Take it that every participant has kept what it trained and uses it from now on, unless it was dropped."""
+        """Assign each participant the model that it trained, unless it was dropped."""
         took = torch.tensor([client for client, size in zip(clients, update.sizes) if size])
         return level._replace(used=level.used.index_copy(0, took, took))
 
@@ -151,7 +159,7 @@ class PersonalLevel(LevelType):
 
 
 def add_level_traffic(
-    metrics: Mapping[str, float], participants: int, level: Level, kept: Level, offers: int
+    metrics: Mapping[str, float], participants: int, level: Level, after: Level, offers: int
 ) -> dict[str, float]:
     """Return the metrics of a round with the traffic of the end of a level.
 
@@ -159,12 +167,12 @@ def add_level_traffic(
     cluster, those who stay in it receive its new mean.
 
     Args:
-        level: with the model that each client trained. kept: with the one that it keeps.
+        level: with the model that each client trained. after: with the model that it keeps.
         offers: the number of models on offer.
     """
     took, missed = (level.used >= 0).sum().item(), (level.used < 0).sum().item()
-    left = level.used[(level.used >= 0) & (kept.used < 0)].unique()
-    copies = took + missed * offers + torch.isin(kept.used, left).sum().item()
+    left = level.used[(level.used >= 0) & (after.used < 0)].unique()
+    copies = took + missed * offers + torch.isin(after.used, left).sum().item()
     model = sum(tensor.nbytes for tensor in level.state(0).values())
     return traffic.more(metrics, model, down=metrics["bytes_down"] * copies / participants)
 

@@ -35,7 +35,7 @@ class OwnModels:
         self.several = len(self.modules) > 1
         if self.several and not fed.transport.has_data:
             raise FLError("clients on other machines have one architecture: give one model", code="unsupported")
-        self._forms = [{n: (t.dtype, t.shape) for n, t in surgery.state(one).items()} for one in self.modules]
+        self._forms = [{n: (t.dtype, t.shape) for n, t in surgery.state(module).items()} for module in self.modules]
         self._most: dict[str, int] = {}
         for form in self._forms:
             lengths: dict[str, int] = {}
@@ -44,14 +44,14 @@ class OwnModels:
             self._most |= {key: max(n, self._most.get(key, 0)) for key, n in lengths.items()}
 
     def algorithm(self) -> Algorithm:
-        """FedAvg; clients predict with these models, which start as the initial models of their architectures."""
+        """FedAvg; clients predict with these models, which start as the initial ones."""
         fed, plain = self.fed, with_own_models(self.fed)
         if not self.several:
             return plain
-        each = [self.modules[kind] for kind in self.owned]
+        modules = [self.modules[kind] for kind in self.owned]
 
         def init():
-            rows = [self._row({n: t.clone() for n, t in surgery.state(one).items()}) for one in self.modules]
+            rows = [self._row({n: t.clone() for n, t in surgery.state(module).items()}) for module in self.modules]
             return {
                 "global": fed.initial(),
                 CLIENTS: {key: torch.stack([rows[k][key] for k in self.owned]) for key in self._most},
@@ -59,12 +59,15 @@ class OwnModels:
 
         def models(server):
             states = self.unpack(server[CLIENTS], range(len(fed.clients)))
-            return ClientModels([Level(states, torch.arange(len(fed.clients)), each)])
+            return ClientModels([Level(states, torch.arange(len(fed.clients)), modules)])
 
         return replace(plain, init=init, models=models)
 
     def unpack(self, client_states: Stack, clients: Sequence[int]) -> States:
-        """Return the models of some clients from their rows: a list of views, or of one architecture the stack."""
+        """Return some clients' models from their rows: views, or the stack.
+
+        There is a stack for one architecture, and a list of views for several.
+        """
         if not self.several:
             return client_states
         states = []
@@ -85,7 +88,7 @@ class OwnModels:
         return {key: torch.stack([row[key] for row in rows]) for key in self._most}
 
     def mean(self, client_states: Stack, otherwise: State) -> State:
-        """Return what a stranger gets: the mean of all clients' models, by their numbers of samples.
+        """Return a stranger's model: the mean of all clients', weighted by samples.
 
         Of several architectures it is the mean of those that have the global model's, and `otherwise` if none has.
         """

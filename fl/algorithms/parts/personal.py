@@ -52,7 +52,7 @@ def train_or_keep(fed: Federation, starts: Stack, clients: Sequence[int], rng: R
 
 
 def classifier(model: nn.Module) -> list[str]:
-    """Return the tensors of the model's classifier, its last linear layer (if there is none, its last layer).
+    """Return the tensors of the classifier: the last linear layer, or the last layer.
 
     Of a model with exits, all linear layers with as many outputs as the last one. Where a language model ties it to its
     table of tokens, it is that.
@@ -63,11 +63,11 @@ def classifier(model: nn.Module) -> list[str]:
     """
     for name, last in [item for item in model.named_modules() if type(item[1]) is nn.Linear][-1:]:
         names = names_by_id(model)
-        own = [names[id(tensor)] for tensor in last._parameters.values() if id(tensor) in names]
-        if own and not own[0].startswith(f"{name}."):
-            return own
-    found = layers(model)
-    linear = [layer for layer in found if layer.kind == "Linear"] or found
+        head = [names[id(tensor)] for tensor in last._parameters.values() if id(tensor) in names]
+        if head and not head[0].startswith(f"{name}."):
+            return head
+    candidates = layers(model)
+    linear = [layer for layer in candidates if layer.kind == "Linear"] or candidates
     if not getattr(model, "exits", False):
         return list(linear[-1].tensors)
     outputs = {layer.name: len(next(model.get_submodule(layer.name).parameters())) for layer in linear}
@@ -76,7 +76,7 @@ def classifier(model: nn.Module) -> list[str]:
 
 
 def train_only(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """Return a copy of the model that trains only these of the parameters that the model trains.
+    """Return a copy of the model that trains only these of its trained parameters.
 
     >>> import zoo
     >>> net = train_only(zoo.create("lenet"), ["fc3.bias"])
@@ -106,7 +106,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
 
 
 def side_by_side(fed: Federation, **settings: Any) -> Federation:
-    """Return the clients as they train apart from rounds, no more of them at a time than in a round.
+    """Return the clients as they train apart from rounds, in chunks of a round's size.
 
     Args:
         settings: of their training, see `Federation.with_local`.
@@ -115,12 +115,12 @@ def side_by_side(fed: Federation, **settings: Any) -> Federation:
 
 
 def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
-    """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
+    """Return the method with clients that adapt the received model to predict.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
-    CPU). Batches are sampled separately from the rounds'. The learning rate is that of the last round: that of the
-    next one may lie past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The
-    time of adapting counts as evaluation, not as part of a round.
+    CPU). Batches are sampled separately from the rounds'. The learning rate is the last round's: the next round may lie
+    past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The time of adapting
+    counts as evaluation, not as part of a round.
 
     Args:
         adapt: (the models [K, ...] that clients are given, the clients, rng) -> what they make of them.
@@ -135,8 +135,8 @@ def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], R
         return {**after, "rng": _mark(rng)}, metrics
 
     def models(server):
-        found = algorithm.models(server) if algorithm.models else share_model(server["global"], count)
-        return found._replace(rng=last_round(server))
+        client_models = algorithm.models(server) if algorithm.models else share_model(server["global"], count)
+        return client_models._replace(rng=last_round(server))
 
     def personalize(models, client_states, clients, rng):
         return adapt(models, clients, rng.apart("fine-tune"))
@@ -145,7 +145,7 @@ def adapt_clients(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], R
 
 
 def last_round(server: Server) -> Rng:
-    """Return the random streams of a server's last round, or of round 1 before the first round."""
+    """Return the random streams of a server's last round, or of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1))
 

@@ -1,4 +1,4 @@
-"""Measure how far a client's steps go, by which SCAFFOLD and FedNova divide its update."""
+"""Measure how far a client's steps go, as the divisor of its update."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fl.federation import Federation
 
 
 def check_plain(fed: Federation, method: str) -> None:
-    """Raise FLError unless clients' updates are a sum of gradients with known weights, as with SGD."""
+    """Raise FLError unless updates are sums of gradients with known weights (SGD)."""
     optimizer = fed.local.optimizer
     if not isinstance(optimizer, SGD) or optimizer.clip or optimizer.nesterov or optimizer.weight_decay:
         raise FLError(
@@ -22,13 +22,14 @@ def check_plain(fed: Federation, method: str) -> None:
 
 
 def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
-    """Return by how many gradients each client moves in a round, if all are equal: float64 [K], on the CPU.
+    """Return by how many gradients each client moves in a round: float64 [K].
 
-    Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
-    all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
+    That is if all gradients are equal. The result is on the CPU. Without momentum it is the number of its steps. With
+    momentum mu a gradient counts in all later steps as well: in all (1 - mu^m) / (1 - mu) for the m-th from the end
+    (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
     """
-    made, mu = torch.tensor(steps, dtype=torch.float64), fed.local.optimizer.momentum
-    return (made - mu * (1 - mu**made) / (1 - mu)) / (1 - mu) if mu else made
+    count, mu = torch.tensor(steps, dtype=torch.float64), fed.local.optimizer.momentum
+    return (count - mu * (1 - mu**count) / (1 - mu)) / (1 - mu) if mu else count
 
 
 def expand_like(values: Tensor, like: Tensor) -> Tensor:

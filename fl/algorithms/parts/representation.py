@@ -1,4 +1,4 @@
-"""The representation that a model makes of a sample: what goes into the linear layer that makes its logits."""
+"""A model's representation of a sample: the input of its last linear layer."""
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ def head_of(fed: Federation, method: str) -> str:
     Raises:
         FLError: for a model that ends otherwise, or that trains no other layer.
     """
-    made: list[tuple[str, Tensor]] = []
+    outputs: list[tuple[str, Tensor]] = []
     hooks = [
-        module.register_forward_hook(lambda _, given, out, name=name: made.append((name, out)))
+        module.register_forward_hook(lambda _, inputs, out, name=name: outputs.append((name, out)))
         for name, module in fed.model.named_modules()
         if isinstance(module, nn.Linear)
     ]
@@ -29,7 +29,7 @@ def head_of(fed: Federation, method: str) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    name, out = made[-1] if made else ("", None)
+    name, out = outputs[-1] if outputs else ("", None)
     kind = type(fed.model).__name__
     if out is None or not isinstance(logits, Tensor) or not out.is_set_to(logits):
         raise FLError(
@@ -37,8 +37,8 @@ def head_of(fed: Federation, method: str) -> str:
             "not end in one: choose another --model or --algorithm",
             code="unsupported",
         )
-    own = {f"{name}.{part}".removeprefix(".") for part in ("weight", "bias")}
-    if own.issuperset(fed.trainable):
+    head = {f"{name}.{part}".removeprefix(".") for part in ("weight", "bias")}
+    if head.issuperset(fed.trainable):
         raise FLError(
             f"{method} trains representations, the inputs of the last layer, and of {kind} nothing before that is "
             "trained: choose another --model or --algorithm",
@@ -48,14 +48,14 @@ def head_of(fed: Federation, method: str) -> str:
 
 
 def represent(model: nn.Module, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the model's logits for a batch, and its representations: what the module of this name is given.
+    """Return the model's logits for a batch, and the inputs of its head.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
-    >>> [made.shape[1] for made in represent(net, "2", torch.ones(4, 2))]
+    >>> [tensor.shape[1] for tensor in represent(net, "2", torch.ones(4, 2))]
     [5, 3]
     """
     seen: list[Tensor] = []
-    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
         return model(x), seen[-1]
     finally:

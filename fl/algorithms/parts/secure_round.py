@@ -1,4 +1,4 @@
-"""Secure recombination of trained models, between local training and the server's own rule."""
+"""Secure recombination of trained models, before the server's own rule."""
 
 import logging
 import random
@@ -34,7 +34,7 @@ class SecureRecombination(NamedTuple):
     repeats: int
 
     def __call__(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
-        """Return what the server receives instead of the trained models: the same pieces, recombined among the clients.
+        """Return the update that the server receives: the same pieces, recombined.
 
         A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and
         gets the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is lost in
@@ -50,14 +50,14 @@ class SecureRecombination(NamedTuple):
 
     def simulate(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
         """Recombine the models of clients that are simulated in this process."""
-        each = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
-        models = {client: model for client, model, size in each if size}
+        uploads = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
+        models = {client: model for client, model, size in uploads if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})
         return recombine_received(update, message["model"], clients, self.pieces, outcome, rng.round)
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
-    """Return the step that recombines models in secret among the clients; none for 0 repeats.
+    """Return the step that recombines models in secret; none for 0 repeats.
 
     Raises FLError for what cannot be hidden, and without PyNaCl.
     """
@@ -89,11 +89,13 @@ def choices(rng: Rng, client: int) -> random.Random:
 def recombine_received(
     update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
-    """Return what the server receives by an exchange that is over, see `SecureRecombination`."""
-    kept, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
-    if kept:
-        states = replace_rows(starts, kept, from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts))
-    sizes = tuple(size if k in kept else 0 for k, size in enumerate(update.sizes))
+    """Return the server's update after an exchange, see `SecureRecombination`."""
+    arrived, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
+    if arrived:
+        states = replace_rows(
+            starts, arrived, from_bytes([outcome.models[clients[k]] for k in arrived], pieces, starts)
+        )
+    sizes = tuple(size if k in arrived else 0 for k, size in enumerate(update.sizes))
     if outcome.excluded:
         _log.warning("warning: round %d: secure recombination: %s", round, "; ".join(outcome.reasons))
     down = sum(size for (sender, _), size in outcome.sent.items() if sender == SERVER) / len(clients)
@@ -106,7 +108,9 @@ def recombine_received(
 
 
 def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
-    """Return the K models of a stack, each as the bytes of its pieces; one transfer from the device a piece.
+    """Return the models of a stack, each as the bytes of its pieces.
+
+    It takes one transfer from the device a piece.
 
     Args:
         pieces: the state names of each, as `surgery.segments` gives them.

@@ -1,4 +1,4 @@
-"""Models with one part that all clients share and one part that never leaves its client."""
+"""Models with a part that clients share and a part that never leaves its client."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,8 +11,8 @@ from fl.federation.clients import CLIENTS
 from surgery import State, broadcast
 
 
-def split(fed: Federation, kept: Collection[str]) -> Algorithm:
-    """FedAvg of all tensors, except for tensors that clients keep. These start as in the initial model.
+def split(fed: Federation, private: Collection[str]) -> Algorithm:
+    """FedAvg, except for tensors that clients keep; these start as the initial ones.
 
     A client that was dropped keeps what it had. It predicts with the global part and its own, which is the initial one
     if it never took part.
@@ -22,25 +22,26 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
     traffic.
 
     Args:
-        kept: names of the tensors that never leave a client.
+        private: names of the tensors that never leave a client.
     """
     names = list(fed.initial())
 
     def init():
         start = fed.initial()
-        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in kept})}
+        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in private})}
 
     def send(server, clients, rng):
-        return {"model": broadcast(without(server["global"], kept), len(clients))}
+        return {"model": broadcast(without(server["global"], private), len(clients))}
 
     def client(message, client_states, clients, rng):
         update = fed.train(join(message["model"], client_states), clients, rng)
-        own = {name: update.states[name] for name in client_states}
-        return update._replace(received=without(update.received, kept), client_states=own)
+        own_states = {name: update.states[name] for name in client_states}
+        return update._replace(received=without(update.received, private), client_states=own_states)
 
     def aggregate(server, clients, update, rng):
         mean = dict(server["global"])
-        for models in filter(None, (update.received, update.client_states)):  # apart: a server does not know the latter
+        # One after the other: a server does not know the clients' parts.
+        for models in filter(None, (update.received, update.client_states)):
             known = {name: server["global"][name] for name in models}  # if no update has arrived
             mean |= fed.average(models, update.sizes, fallback=known)
         return {"global": mean}
@@ -49,7 +50,7 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
         return {name: part[name] if name in part else rest[name] for name in names}
 
     def models(server):
-        return share_model(without(server["global"], kept), len(fed.clients))
+        return share_model(without(server["global"], private), len(fed.clients))
 
     def personalize(models, client_states, clients, rng):
         return join(models, client_states)
@@ -57,10 +58,10 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
     return Algorithm(fed, init, client, aggregate, send, models=models, personalize=personalize)
 
 
-def without(state: Mapping[str, Tensor], kept: Collection[str]) -> State:
-    """Return the tensors that are not kept.
+def without(state: Mapping[str, Tensor], names: Collection[str]) -> State:
+    """Return the state without the tensors of these names.
 
     >>> without({"body": 1, "head": 2}, ["head"])
     {'body': 1}
     """
-    return {name: tensor for name, tensor in state.items() if name not in kept}
+    return {name: tensor for name, tensor in state.items() if name not in names}

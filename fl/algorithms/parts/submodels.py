@@ -16,7 +16,7 @@ from surgery.plan import Source
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Plan]) -> list[State]:
-    """Return the submodel of each plan; plans that are the same object share one, so do not change it.
+    """Return the submodel of each plan, one for all uses of a plan: do not change it.
 
     >>> import torch
     >>> from surgery.plan import Source
@@ -33,7 +33,7 @@ def models_of(
     plan: Callable[[int], Plan],
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Callable[[Server], ClientModels]:
-    """Return the `Algorithm.models` of a method where clients predict with parts of the global model.
+    """Return the `Algorithm.models` of clients with parts of the global model.
 
     The parts of the last server that was asked about are remembered, with the statistics of their static batch norms:
     these take one pass over the training data for each plan, and clients of one architecture share a plan.
@@ -49,10 +49,10 @@ def models_of(
             return known
         plans = [plan(client) for client in range(len(fleet))]
         first: dict[int, int] = {}  # by the plan's id: the first client that has it
-        for client, one in enumerate(plans):
-            first.setdefault(id(one), client)
-        numbers = {one: k for k, one in enumerate(first)}
-        used = torch.tensor([numbers[id(one)] for one in plans])
+        for client, entry in enumerate(plans):
+            first.setdefault(id(entry), client)
+        numbers = {entry: k for k, entry in enumerate(first)}
+        used = torch.tensor([numbers[id(entry)] for entry in plans])
         modules = [fleet[client].model for client in first.values()]
         states = [plans[client].extract(source(server)) for client in first.values()]
         states = [state | fed.statistics(state, module) for state, module in zip(states, modules)]
@@ -67,7 +67,7 @@ def submodel_algorithm(
     aggregate: Callable,
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Algorithm:
-    """FedAvg with another server; clients receive parts of the global model, and predict with these.
+    """FedAvg with another server; clients receive and use parts of the global model.
 
     Args:
         plan, source: see `models_of`.
@@ -79,26 +79,26 @@ def submodel_algorithm(
     return replace(fedavg(fed), send=send, aggregate=aggregate, models=models_of(fed, plan, source), plan=plan)
 
 
-def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Collection[str]]) -> Algorithm:
-    """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
+def with_own_tensors(fed: Federation, plans: Sequence[Plan], own_names: Sequence[Collection[str]]) -> Algorithm:
+    """FedAvg of parts of the global model, with some tensors for each architecture.
 
-    The server keeps these in its part "own", as "1:head.weight" for that of architecture 1, and averages them over the
-    clients of the architecture. Other tensors are averaged, element by element, over the clients that hold the element.
-    Those of the architecture that is the global model are the global model's. If no client has it, the global model
+    The server keeps these in its part "own", as "1:head.weight" for architecture 1, and averages them over the clients
+    of the architecture. Other tensors are averaged, element by element, over the clients that hold the element. The own
+    tensors of the architecture that is the global model are the global model's. If no client has it, the global model
     gets what all clients together would make of its tensors, so that there is a model to deploy.
 
     Args:
         plans: where each architecture of the fleet lies in the global model.
-        own: the names of each architecture's own tensors.
+        own_names: the names of each architecture's own tensors.
     """
     fleet = fed.fleet_or_uniform
     whole = next((k for k, plan in enumerate(plans) if plan.small_shapes == plan.shapes), None)
     apart = [
-        {} if k == whole else {name: f"{k}:{name}" for name in plan.entries if name in own[k]}
+        {} if k == whole else {name: f"{k}:{name}" for name in plan.entries if name in own_names[k]}
         for k, plan in enumerate(plans)
     ]
     shapes = dict(plans[0].shapes)
-    shapes |= {mine: plan.small_shapes[name] for plan, names in zip(plans, apart) for name, mine in names.items()}
+    shapes |= {key: plan.small_shapes[name] for plan, names in zip(plans, apart) for name, key in names.items()}
     joint = [_joint(plan, names, shapes, shared=whole is None) for plan, names in zip(plans, apart)]
 
     def plan(client):
@@ -111,22 +111,24 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
         return {**server["global"], **server["own"]}
 
     def init():
-        start, kept = fed.initial(), {}
+        start, own_tensors = fed.initial(), {}
         for part, names in zip(plans, apart):
             small = part.extract(start)
-            kept |= {mine: small[name] for name, mine in names.items()}
-        return {"global": start, "own": kept}
+            own_tensors |= {key: small[name] for name, key in names.items()}
+        return {"global": start, "own": own_tensors}
 
     def aggregate(server, clients, update, rng):
-        each = [plan(client) for client in clients]
-        after = fed.average(update.received, update.sizes, everything(server), plans=each)
+        places = [plan(client) for client in clients]
+        after = fed.average(update.received, update.sizes, everything(server), plans=places)
         return {part: {name: after[name] for name in server[part]} for part in ("global", "own")}
 
     return replace(submodel_algorithm(fed, plan, aggregate, everything), init=init, plan=within)
 
 
-def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
-    """Return where an architecture's model lies in the global model and all architectures' own tensors, taken together.
+def _joint(plan: Plan, own_names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
+    """Return where an architecture's model lies in the global and the own tensors.
+
+    The own tensors of all architectures are taken together.
 
     Args:
         shared: whether own tensors also count in the average of the global model's.
@@ -134,7 +136,7 @@ def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, .
     entries = {}
     for name, sources in plan.entries.items():
         entries[name] = sources
-        if name in own:
-            mine = Source(own[name], (None,) * len(shapes[own[name]]))
-            entries[name] = (mine, *sources) if shared else (mine,)
+        if name in own_names:
+            source = Source(own_names[name], (None,) * len(shapes[own_names[name]]))
+            entries[name] = (source, *sources) if shared else (source,)
     return Plan(entries, shapes)

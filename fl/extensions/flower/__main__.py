@@ -21,14 +21,17 @@ from fl.settings.command_line import parse
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
 
-Without --only: deal the data set out into a folder for each node, start a SuperLink and SuperNodes on this machine,
-with TLS and node authentication, train, and stop them. The run folder is the same as that of `run`. All flags of `run`
-can be given as well; those of the data say what the nodes get.
+Without --only: partition the data set into a folder for each node, start a SuperLink and SuperNodes on this machine,
+with TLS and node authentication, train, and stop them. The run folder is the same as with `run`. All flags of `run` can
+be given as well; the flags of the data say what the nodes get.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the command line. Returns the exit code: 0, or 2 for what cannot be run, 130 on Ctrl-C."""
+    """Run the command line; return the exit code.
+
+    It is 0, or 2 for what cannot be run, or 130 on Ctrl-C.
+    """
     with guard() as ended:
         ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
     return ended.code
@@ -58,8 +61,8 @@ def _main(argv: list[str]) -> int:
     root = Path(options.folder or new_folder(request.out, None, "deploy")).resolve()
     threads = options.threads or (0 if options.only else share_of_cores(options.nodes + 1))
     if options.only == "keys":
-        here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
-        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *here])))
+        local_names = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it
+        write_keys(root / "keys", options.nodes, list(dict.fromkeys([*(options.host or []), *local_names])))
     if options.only == "data" or (options.only is None and not (root / "data").exists()):
         deal_out(config, root / "data")
     if options.only in ("app", None):

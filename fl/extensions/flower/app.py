@@ -1,7 +1,8 @@
-"""The ServerApp and the ClientApp of `flwr run`; `fl.extensions.flower.local.write_app` writes its folder.
+"""The ServerApp and the ClientApp of `flwr run`.
 
-The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder),
-`init` (its copy of the weights that adapters are beside) and `width` and `depth`, or `budget`.
+`fl.extensions.flower.local.write_app` writes its folder. The run config has the keys of `RunSettings`. A node's config
+has `partition-id`, and may have `data` (its folder), `init` (its copy of the weights that adapters are beside) and
+`width` and `depth`, or `budget`.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ class RunSettings:
     flags: str = ""
     """the settings of training, as on the command line of `run`"""
     folder: str = "runs/flower"
-    """the run folder, on the server; a run that is in it already goes on"""
+    """the run folder, on the server; a run that is in it already is resumed"""
     data: str = "data"
     """the folder with the data folders of server and nodes, for machines that have no other"""
     server_data: str = ""
@@ -73,7 +74,7 @@ class RunSettings:
 
 
 def server_app() -> Any:
-    """Return the `flwr.serverapp.ServerApp` that trains with the nodes, and leaves a run folder."""
+    """Return the `flwr.serverapp.ServerApp` that trains and leaves a run folder."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -109,14 +110,14 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 def _node_of(context: Context) -> Node:
-    settings, given = RunSettings.of(context.run_config), context.node_config
-    if "partition-id" not in given:
+    settings, config = RunSettings.of(context.run_config), context.node_config
+    if "partition-id" not in config:
         raise FLError("the node's config has no partition-id: give --node-config 'partition-id=0' (1, 2, ...)")
-    number = int(given["partition-id"])
-    folder = Path(str(given["data"])) if "data" in given else node_folder(Path(settings.data), number)
-    budget = {name: _numbers(given[name]) for name in ("width", "depth", "budget") if name in given}
+    number = int(config["partition-id"])
+    folder = Path(str(config["data"])) if "data" in config else node_folder(Path(settings.data), number)
+    budget = {name: _numbers(config[name]) for name in ("width", "depth", "budget") if name in config}
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return _node(number, folder, tuple(budget.items()), str(given["init"]) if "init" in given else None)
+    return _node(number, folder, tuple(budget.items()), str(config["init"]) if "init" in config else None)
 
 
 @lru_cache(maxsize=64)  # of the nodes that Flower simulates in one process

@@ -1,4 +1,7 @@
-"""Requests and answers as Flower's messages, which only this file knows. It needs the extra `flower`."""
+"""Requests and answers as Flower's messages; it needs the extra `flower`.
+
+Only this file knows them.
+"""
 
 import json
 import time
@@ -23,15 +26,15 @@ _LATE = 64  # unanswered requests that are remembered, to report late answers
 
 
 def pack(message: NodeMessage) -> RecordDict:
-    """Pack a request or an answer as Flower carries it: its tensors as an ArrayRecord, the rest as JSON."""
+    """Pack a request or an answer for Flower: an ArrayRecord of tensors, and JSON."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     arrays = {
         name: Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _KIND, raw(tensor))
         for name, tensor in message.tensors.items()
     }
-    said = ConfigRecord({"header": json.dumps(message.header)})
-    return RecordDict({"tensors": ArrayRecord(arrays), "message": said})
+    record = ConfigRecord({"header": json.dumps(message.header)})
+    return RecordDict({"tensors": ArrayRecord(arrays), "message": record})
 
 
 def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
@@ -41,10 +44,10 @@ def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
-    tensors, said = content.get("tensors"), content.get("message")
-    if not isinstance(tensors, ArrayRecord) or not isinstance(said, ConfigRecord) or len(content) != 2:
+    tensors, record = content.get("tensors"), content.get("message")
+    if not isinstance(tensors, ArrayRecord) or not isinstance(record, ConfigRecord) or len(content) != 2:
         raise InvalidMessage("it is no message of this project: other records came")
-    text = said.get("header")
+    text = record.get("header")
     if not isinstance(text, str):
         raise InvalidMessage("it has no header")
     size = len(text) + sum(len(array.data) for array in tensors.values())
@@ -60,7 +63,10 @@ def unpack(content: RecordDict, limit: int | None = None) -> NodeMessage:
 
 
 class GridLink:
-    """Requests over a Flower grid, see `fl.extensions.flower.nodes.Link`. Nodes are Flower's random node ids."""
+    """Requests over a Flower grid, see `fl.extensions.flower.nodes.Link`.
+
+    Nodes are Flower's random node ids.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -112,10 +118,10 @@ class GridLink:
     def _late(self) -> list[tuple[int, str]]:
         """Return which answers to earlier requests came since."""
         notes = []
-        for name, (node, asked) in list(self._open.items()):
+        for name, (node, kind) in list(self._open.items()):
             if self._pull(name, 0):
                 del self._open[name]
-                notes.append((node, f"its answer of {asked} came late and is not used"))
+                notes.append((node, f"its answer of {kind} came late and is not used"))
         return notes
 
     def _pull(self, name: str, limit: int) -> list[Message | str]:
@@ -133,7 +139,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _bound(grid: Grid, limit: int) -> Iterator[None]:
-    """Limit the bytes of answers that a grid reads in the block; it raises _TooLong for more.
+    """Raise _TooLong in the block where a grid reads answers of more bytes.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpack` refuses them.

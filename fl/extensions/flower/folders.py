@@ -1,4 +1,7 @@
-"""Data folders: what a node and the server each have of a data set, in one file of tensors that is never unpickled."""
+"""Data folders: the data of a node or the server, in one file of tensors.
+
+The file is never unpickled.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ def node_folder(root: Path, client: int) -> Path:
 
 
 def save_node(folder: Path, dataset: Dataset, split: Split) -> None:
-    """Write a node's samples, those that its split names; the test set of the data set is left out.
+    """Write the samples of a node's split, without the test set of the data set.
 
     Args:
         split: which samples the node trains on, validates on and tests on, as indices into the training part.
@@ -47,9 +50,9 @@ def save_server(folder: Path, dataset: Dataset) -> None:
 
 
 def read_node(folder: Path) -> tuple[Dataset, Split]:
-    """Return what `save_node` wrote: a data set with its first sample as test part, and the use of each sample.
+    """Return what `save_node` wrote: a data set, and the use of each sample.
 
-    Raises FLError, which names the file, if it cannot be read.
+    Its test part is its first sample. Raises FLError, which names the file, if it cannot be read.
     """
     x, y, header = _read(folder)
     split = Split(*torch.arange(len(y)).split(header["sizes"]))
@@ -57,13 +60,13 @@ def read_node(folder: Path) -> tuple[Dataset, Split]:
 
 
 def read_server(folder: Path) -> Dataset:
-    """Return what `save_server` wrote: a data set with its first sample as training part."""
+    """Return what `save_server` wrote: a data set with one sample for training."""
     x, y, header = _read(folder)
     return Dataset(data.GIVEN, x[:1], y[:1], x, y, header["classes"], header["top"])
 
 
 def deal_out(config: Config, root: Path) -> None:
-    """Write the folders of a server and of all clients, who get what they have in a simulation of these settings.
+    """Write the folders of a server and all clients, with data as in a simulation.
 
     Raises FLError if there is something in the folder.
     """

@@ -1,4 +1,4 @@
-"""A SuperLink and its SuperNodes as processes on this machine, with TLS and node authentication.
+"""A SuperLink and SuperNodes on this machine, with TLS and node authentication.
 
 Each process is the command that a user types on a machine of its own: docs/guides/machines.md shows these.
 """
@@ -67,7 +67,9 @@ _QUIET = {
 
 
 def write_app(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the folder that `flwr run` takes: a pyproject.toml with the run config, and a few lines of Python.
+    """Write the folder that `flwr run` takes: pyproject.toml and some Python.
+
+    The pyproject.toml has the run config.
 
     Args:
         values: the run config, see `fl.extensions.flower.app.RunSettings`.
@@ -79,9 +81,10 @@ def write_app(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_keys(folder: Path, nodes: int, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> None:
-    """Write the SuperLink's certificate with its key, and a pair of keys for each node, readable by their owner only.
+    """Write the SuperLink's certificate with its key, and each node's pair of keys.
 
-    The certificate is its own authority: ca.crt, which nodes check it by, and server.pem are the same.
+    Only their owner can read them. The certificate is its own authority: ca.crt, which nodes check it by, and
+    server.pem are the same.
 
     Args:
         hosts: the names and addresses under which nodes reach the SuperLink.
@@ -137,7 +140,10 @@ class Deployment:
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     def flwr(self, *words: str) -> str:
-        """Return what `flwr` prints when it is given these words. Raises FLError with the last line if it fails."""
+        """Return what `flwr` prints for these words.
+
+        Raises FLError with the last line if it fails.
+        """
         done = subprocess.run(["flwr", *words], env=self.env, capture_output=True, text=True, timeout=300)
         if done.returncode:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
@@ -152,7 +158,7 @@ class Deployment:
         return str(answer["run-id"])
 
     def log(self, run: str) -> str:
-        """Return what the run's ServerApp has printed, such as the outcome of a round in which something went wrong."""
+        """Return what the run's ServerApp has printed, such as a round's failures."""
         return self.flwr("log", run, "here", "--show")
 
     def wait(self, run: str, timeout: float = math.inf, meanwhile: Callable[[], None] = lambda: None) -> str:
@@ -167,9 +173,9 @@ class Deployment:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             self._check_superlink()
-            found = self._ask("ls", "here", "--run-id", run)
+            listing = self._ask("ls", "here", "--run-id", run)
             meanwhile()
-            if (status := str(found["status"])).startswith("finished"):
+            if (status := str(listing["status"])).startswith("finished"):
                 return status
             time.sleep(0.5)
         raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`", code="peers")
@@ -194,7 +200,10 @@ class Deployment:
         raise FLError(f"the SuperLink did not start: see {self.root / 'superlink.log'}", code="peers")
 
     def start_node(self, number: int) -> None:
-        """Start a SuperNode with its own data folder. The SuperLink must know its public key."""
+        """Start a SuperNode with its own data folder.
+
+        The SuperLink must know its public key.
+        """
         keys = self.root / "keys"
         config = {"partition-id": number, "data": str(node_folder(self.root / "data", number))}
         self._start(
@@ -236,7 +245,10 @@ class Deployment:
         return f"{self.root.resolve()}:{name}"
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return what `flwr` says of a run. Raises FLError if it says something else, or the SuperLink has stopped."""
+        """Return what `flwr` says of a run.
+
+        Raises FLError if it says something else, or the SuperLink has stopped.
+        """
         try:
             answer = json.loads(self.flwr(*words, "--format", "json"))
             if isinstance(answer, dict) and answer.get("runs"):
@@ -255,18 +267,21 @@ class Deployment:
 
 
 def _find_marked(mark: str) -> list[int]:
-    """Return the processes that were started with a mark, zombies left out; none where the system does not tell."""
-    found = []
+    """Return the processes that were started with a mark, without zombies.
+
+    Empty where the system does not tell.
+    """
+    numbers = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # another user's, or one that has ended
             if f"{_MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+                numbers.append(int(environment.parent.name))
+    return numbers
 
 
 @contextmanager
 def deployment(root: Path, nodes: int, threads: int = 0) -> Iterator[Deployment]:
-    """Run a SuperLink and registered SuperNodes, with their data in the folder, until the block ends.
+    """Run a SuperLink and SuperNodes with data in the folder until the block ends.
 
     Args:
         threads: of the CPU for each process; 0: as many as PyTorch takes.
@@ -309,7 +324,7 @@ def processes(root: Path, connection: str) -> Iterator[Deployment]:
 
 @contextmanager
 def progress(folder: Path, rounds: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar of a run that another process does; yield a function that looks for new rounds."""
+    """Show a progress bar of another process's run; yield a function that updates it."""
     with tqdm(total=rounds, unit="round", desc="waiting for the nodes", dynamic_ncols=True) as bar:
 
         def look() -> None:
@@ -324,7 +339,7 @@ def progress(folder: Path, rounds: int) -> Iterator[Callable[[], None]]:
 
 
 def share_of_cores(processes: int) -> int:
-    """Return how many threads each of some processes gets of the cores that this one may use, at least one.
+    """Return each process's threads, of the cores that this one may use, at least 1.
 
     >>> share_of_cores(10**6)
     1
@@ -335,8 +350,8 @@ def share_of_cores(processes: int) -> int:
 
 def free_port() -> int:
     """Return a free port of this machine."""
-    with create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def require() -> None:

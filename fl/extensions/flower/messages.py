@@ -1,4 +1,4 @@
-"""Messages between server and nodes: plain numbers and tensors. Nothing in them is ever unpickled."""
+"""Messages between server and nodes: plain numbers and tensors, never unpickled."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _LONGEST = 300
 
 
 class InvalidMessage(FLError):
-    """A request or an answer that cannot be used; the text says why, to follow "client 3: ".
+    """A request or answer that cannot be used; the text follows "client 3: ".
 
     The text may quote what another machine sent: it is `printable`.
     """
@@ -34,13 +34,15 @@ class InvalidMessage(FLError):
 
 
 def printable(text: object) -> str:
-    """Return what another machine wrote as one line without control characters, of 300 characters at most.
+    """Return another machine's text as a line without control characters.
+
+    It has 300 characters at most.
 
     >>> printable("a\\x1b[31m b\\nerror: c")
     'a\\\\x1b[31m b error: c'
     """
     line = " ".join(str(text)[:_LONGEST].split())
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)[:_LONGEST]
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)[:_LONGEST]
 
 
 class NodeMessage(NamedTuple):
@@ -91,7 +93,9 @@ def nest(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
-    """Raise InvalidMessage unless tensors have the names, shapes and dtypes of the start, and are finite where it is.
+    """Raise InvalidMessage unless tensors have the names and shapes of the start.
+
+    They also have its dtypes, and are finite where it is.
 
     >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     Traceback (most recent call last):
@@ -113,7 +117,7 @@ def check_tensors(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) ->
 
 
 def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """Return the header, if it has these entries with values of these types. Raises InvalidMessage."""
+    """Return the header; InvalidMessage unless it has entries of these types."""
     if not isinstance(header, dict):
         raise InvalidMessage("its header is no table of names and values")
     for name, kind in wanted.items():
@@ -125,7 +129,10 @@ def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[s
 
 
 def form_of(data: Dataset) -> dict[str, Any]:
-    """Return what server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
+    """Return what server and node have to agree on: shapes, and largest numbers.
+
+    They are of a sample and its label.
+    """
     if isinstance(data.x, dict):
         raise FLError(
             f"nodes have samples with one input, and those of {data.name} have {', '.join(data.x)}: join them",
@@ -150,7 +157,9 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
-    """Return the inverse of `raw`. Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
+    """Return the inverse of `raw`.
+
+    Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
 
     >>> from_raw(raw(torch.tensor([1.0, 2.0])), "float32", [2])
     tensor([1., 2.])

@@ -1,4 +1,4 @@
-"""A node: it says which client's data it has, and trains the model that it is sent on them."""
+"""A node: it reports its client's data, and trains the models that it receives."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Node:
         self._key: dict[str, Any] = {}  # of what `_open` made for an earlier request
 
     def answer(self, request: NodeMessage) -> NodeMessage:
-        """Return what it sends back. Raises FLError, which says why, for what it cannot do."""
+        """Return the answer. Raises FLError, which says why, for what it cannot do."""
         kind = fields(request.header, {"kind": str})["kind"]
         if kind not in _KINDS:
             raise InvalidMessage(
@@ -94,17 +94,17 @@ class Node:
     def _update(self, request: NodeMessage) -> NodeMessage:
         """Run the method's client function, keep the client's state, and send the rest."""
         wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool, "secure": (dict, type(None))}
-        asked, tensors = self._open(request, wanted)
-        keeps, client_states = asked["keeps"], self._client_state(tensors, asked["keeps"])
+        header, tensors = self._open(request, wanted)
+        keeps, client_states = header["keeps"], self._client_state(tensors, header["keeps"])
         received = nest(tensors, "message")
         message = _row(received)
-        if asked["list"]:
+        if header["list"]:
             message["model"] = [received["model"]]
-        message["levels"] = self._levels(tensors, asked["levels"])
-        self._store.forget([digest for digest in asked["levels"] if digest])
+        message["levels"] = self._levels(tensors, header["levels"])
+        self._store.forget([digest for digest in header["levels"] if digest])
         self._fed.meter.read()
         try:
-            update = self._algorithm.client(message, client_states, [self.number], Rng(asked["seed"], asked["round"]))
+            update = self._algorithm.client(message, client_states, [self.number], Rng(header["seed"], header["round"]))
         except Diverged:
             update = None
         if update is None or not update.sizes[0]:
@@ -112,13 +112,13 @@ class Node:
         if keeps is not None:
             new = update.client_states or client_states
             check_names(client_states, new)
-            kept = {name: tensor[0] for name, tensor in new.items()}
-            self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        if asked["secure"]:
-            sent = self._join(asked["secure"], update.received)
+            state = {name: tensor[0] for name, tensor in new.items()}
+            self._store.write(keeps["run"], header["round"], keeps["as"], state, keeps["needed"])
+        if header["secure"]:
+            sent = self._join(header["secure"], update.received)
         else:
             sent = flat(per_client(update.received)[0] if update.received else {}, "state")
-        return self._answer(asked, {**sent, "loss": update.loss[0]}, flops=int(self._fed.meter.read()))
+        return self._answer(header, {**sent, "loss": update.loss[0]}, flops=int(self._fed.meter.read()))
 
     def _join(self, secure: dict[str, Any], states: Stack) -> dict[str, torch.Tensor]:
         """Keep the trained model for an exchange in secret; returns a public key."""
@@ -133,82 +133,87 @@ class Node:
 
     def _exchange(self, request: NodeMessage) -> NodeMessage:
         """Take part in a phase of an exchange in secret."""
-        asked = self._address(request, {"phase": int})
-        kept = self._store.exchange()
+        header = self._address(request, {"phase": int})
+        saved = self._store.exchange()
         try:
-            client = Client.load(kept)
+            client = Client.load(saved)
         except (ValueError, KeyError, TypeError):
             raise InvalidMessage("what it kept for this exchange is damaged") from None
-        self._store.drop_exchange()  # whoever cannot go on is left out, and needs it no more
-        envelopes = client.step(asked["phase"], as_frames(request.tensors))
+        self._store.drop_exchange()  # a client that cannot continue is left out, and needs it no more
+        envelopes = client.step(header["phase"], as_frames(request.tensors))
         if not client.finished:
             self._store.keep_exchange(client.dump())
         to = [envelope.recipient for envelope in envelopes]
-        return self._answer(asked, as_tensors([envelope.frame for envelope in envelopes]), to=to)
+        return self._answer(header, as_tensors([envelope.frame for envelope in envelopes]), to=to)
 
     def _score(self, request: NodeMessage) -> NodeMessage:
-        """Say how well the models that this client predicts with do on its own held-out samples."""
+        """Score the models that this client predicts with on its held-out samples."""
         wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
-        asked, tensors = self._open(request, wanted)
-        states = [level.state(0) for level in self._levels(tensors, asked["levels"])]
-        client_states = self._client_state(tensors, asked["keeps"])
+        header, tensors = self._open(request, wanted)
+        states = [level.state(0) for level in self._levels(tensors, header["levels"])]
+        client_states = self._client_state(tensors, header["keeps"])
         if self._algorithm.personalize:
-            rng = Rng(asked["seed"], asked["round"])
-            made = self._algorithm.personalize(
+            rng = Rng(header["seed"], header["round"])
+            personal = self._algorithm.personalize(
                 _row(states[0]) if states else client_states, client_states, [self.number], rng
             )
-            states = [{name: tensor[0] for name, tensor in made.items()}]
+            states = [{name: tensor[0] for name, tensor in personal.items()}]
         elif client_states:
             states.append({name: tensor[0] for name, tensor in client_states.items()})
         fed = self._fed
         alone = Federation(*fed.models_of([self.number]), fed.data, [self.split], 1, fed.local)
         levels = [Level([state], torch.zeros(1, dtype=torch.int64)) for state in states]
-        scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
-        return self._answer(asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
+        scores = score_clients(alone, lambda: ClientModels(levels, header["mean"]))
+        return self._answer(header, {}, scores={part: scores[part][0] for part in header["parts"]})
 
     def _judge(self, request: NodeMessage) -> NodeMessage:
         """Say what this client's validation samples say of levels."""
         wanted = {"what": str, "mean": bool, "levels": list, "more": list, "keeps": (dict, type(None))}
-        asked, tensors = self._open(request, wanted)
-        if asked["what"] not in ("losses", "accuracies"):
-            raise InvalidMessage(f"a node does not judge {asked['what']!r}: server and nodes need the same version")
-        levels, more = self._levels(tensors, asked["levels"]), []
-        for number, kind in enumerate(asked["more"]):
+        header, tensors = self._open(request, wanted)
+        if header["what"] not in ("losses", "accuracies"):
+            raise InvalidMessage(f"a node does not judge {header['what']!r}: server and nodes need the same version")
+        levels, more = self._levels(tensors, header["levels"]), []
+        for number, kind in enumerate(header["more"]):
             state = nest(tensors, f"more{number}")
             if kind == "personal":
-                state = {name: tensor[0] for name, tensor in self._client_state(tensors, asked["keeps"]).items()}
+                state = {name: tensor[0] for name, tensor in self._client_state(tensors, header["keeps"]).items()}
             more.append(self._level(state) if kind else None)
         if self._validation is None:
-            self._validation = Validation(self._fed, Cache(self._fed), asked["mean"])
-        values = getattr(self._validation, asked["what"])(levels, more)[:, self.number]
-        return self._answer(asked, {}, values=values.tolist())
+            self._validation = Validation(self._fed, Cache(self._fed), header["mean"])
+        values = getattr(self._validation, header["what"])(levels, more)[:, self.number]
+        return self._answer(header, {}, values=values.tolist())
 
     def _levels(self, tensors: dict[str, torch.Tensor], digests: list) -> list[Level]:
-        """Return the models of this client on some levels; those with a digest stay here, and may have come before."""
-        found = []
+        """Return the models of this client on some levels.
+
+        Models with a digest stay here, and may have come before.
+        """
+        levels = []
         for number, digest in enumerate(digests):
             state = nest(tensors, f"level{number}")
-            found.append(self._level(self._store.level(str(digest), state) if digest else state))
-        return found
+            levels.append(self._level(self._store.level(str(digest), state) if digest else state))
+        return levels
 
     def _level(self, state: State) -> Level:
-        """Return a level on which only this client has a model, or (for an empty state) no client."""
+        """Return a level with this client's model, or without any for an empty state."""
         used = torch.full((len(self._fed.clients),), -1)
         if state:
             used[self.number] = 0
         return Level([self._on_device(state)], used)
 
     def _client_state(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
-        """Return what this client has kept [1, ...]: the version that the request names, or the start that came with
-        it; empty if clients of the method keep nothing.
+        """Return the state that this client has kept, [1, ...].
+
+        It is the version that the request names, or the start that came with it; empty if clients of the method keep
+        nothing.
         """
         if keeps is None:
             return {}
         fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
         if not are_counts(keeps["needed"]):
             raise InvalidMessage("the versions that are still needed are no numbers")
-        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nest(tensors, "client_state")
-        return _row(self._on_device(found))
+        state = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nest(tensors, "client_state")
+        return _row(self._on_device(state))
 
     def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self._fed.data.device) for name, tensor in tensors.items()}
@@ -216,10 +221,10 @@ class Node:
     def _address(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of a request to this client, with further fields."""
         wanted = {"client": int, "seed": int, "round": int, "ticket": str}
-        asked = fields(request.header, {**wanted, **more})
-        if asked["client"] != self.number:
-            raise InvalidMessage(f"the request is for client {asked['client']}, and this is client {self.number}")
-        return asked
+        header = fields(request.header, {**wanted, **more})
+        if header["client"] != self.number:
+            raise InvalidMessage(f"the request is for client {header['client']}, and this is client {self.number}")
+        return header
 
     def _open(self, request: NodeMessage, more: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the header and the tensors of a request about models.
@@ -228,17 +233,17 @@ class Node:
         """
         made_of = {"config": str, "model": dict, "fleet": (dict, type(None)), "clients": int, "participants": int}
         made_of |= {"batch": int, "base": (str, type(None))}
-        asked = self._address(request, {**made_of, **more})
-        key = {name: asked[name] for name in made_of}
+        header = self._address(request, {**made_of, **more})
+        key = {name: header[name] for name in made_of}
         if self._key != key:
             self._fed = self._federation(**key)
-            self._algorithm = make_method(Config.from_yaml(asked["config"]), self._fed)
+            self._algorithm = make_method(Config.from_yaml(header["config"]), self._fed)
             self._validation: Validation | None = None
             self._key = key
-        return asked, self._on_device(request.tensors)
+        return header, self._on_device(request.tensors)
 
-    def _answer(self, asked: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> NodeMessage:
-        same = {name: asked[name] for name in ("kind", "client", "round", "ticket")}
+    def _answer(self, header: dict[str, Any], tensors: dict[str, torch.Tensor], **more: Any) -> NodeMessage:
+        same = {name: header[name] for name in ("kind", "client", "round", "ticket")}
         return NodeMessage({**same, "samples": len(self.split.train), **more}, tensors)
 
     def _federation(
@@ -265,17 +270,17 @@ class Node:
         else:
             net, make, architectures = create(torch.Generator(), spec).to(device), partial(create, spec=spec), None
         parts = []
-        for mine in self.split:
+        for indices in self.split:
             sizes = torch.full((clients,), batch)
-            sizes[self.number] = len(mine)
+            sizes[self.number] = len(indices)
             samples = torch.arange(len(data.y), len(data.y) + int(sizes.sum()))
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-            samples[offsets[self.number] : offsets[self.number + 1]] = mine
+            samples[offsets[self.number] : offsets[self.number + 1]] = indices
             parts.append(Parts(samples, offsets))
         splits = Splits(*parts)
         if fleet:
             fields(fleet, {"specs": list, "owned": list})
-            kinds = [_spec(one) for one in fleet["specs"]]
+            kinds = [_spec(entry) for entry in fleet["specs"]]
             if not are_counts(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
                 raise InvalidMessage("the architectures of the clients are not numbered")
             architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
@@ -284,16 +289,19 @@ class Node:
     def _adapt(
         self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
     ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-        """Return the models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
+        """Return the models with adapters on this node's base.
+
+        Raises InvalidMessage if it is not the server's base.
+        """
         init, way = self.init or settings.model.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
         try:
-            made = make_models(settings, spec, find(init, spec) if init else None, clients, device)
+            models = make_models(settings, spec, find(init, spec) if init else None, clients, device)
         except FLError as error:
             raise InvalidMessage(f"{error}; {way}") from None
-        if base_digest(made[0]) != base:
+        if base_digest(models[0]) != base:
             of = init or "the model's own weights"
             raise InvalidMessage(f"the base of its adapters ({of}) has other numbers than the server's; {way}")
-        return made
+        return models
 
 
 def _spec(values: dict) -> Spec:

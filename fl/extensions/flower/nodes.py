@@ -1,4 +1,4 @@
-"""The nodes of a run: who they are and what they have, and the exchange of requests with them."""
+"""The nodes of a run, what data they have, and the exchange of requests."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ class Link(Protocol):
     def ask(
         self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limit: int
     ) -> tuple[list[NodeMessage | str], list[tuple[Address, str]]]:
-        """Send the requests and wait for the answers; an answer that cannot be used is the reason.
+        """Send the requests and wait for the answers, or the reasons why there are none.
 
         Args:
             timeout: seconds.
@@ -86,7 +86,7 @@ class Nodes:
         requests: Sequence[NodeMessage],
         limit: int,
         read: Callable[[int, NodeMessage], Any],
-        what: str,
+        label: str,
         round: int | None = None,
         every: bool = False,
     ) -> dict[int, Any]:
@@ -97,7 +97,7 @@ class Nodes:
         Args:
             limit: bytes of an answer's tensors.
             read: (position, answer) -> what it says. Raises InvalidMessage for one that cannot be used.
-            what: it is, for that line.
+            label: names the exchange in that line.
             round: of the training, which needs a quorum; None: anything else.
             every: whether all have to answer.
 
@@ -118,14 +118,14 @@ class Nodes:
             for k, why in sorted(lost.items()):
                 same.setdefault(why, []).append(f"client {clients[k]}")
             raise FLError(
-                f"{what}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()), code="peers"
+                f"{label}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()), code="peers"
             )
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
         if round is not None:
             self.require_quorum(len(came), len(clients), "answered", round, reasons)
-        _warn(what, len(came), len(clients), reasons)
+        _warn(label, len(came), len(clients), reasons)
         return came
 
     def require_quorum(self, left: int, of: int, did: str, round: int, reasons: Sequence[str]) -> None:
@@ -144,16 +144,16 @@ class Nodes:
             )
 
     def _check(self, answer: NodeMessage | str, request: NodeMessage) -> None:
-        """Raise InvalidMessage for what is no answer to this request, by this client, on the data that it reported."""
+        """Raise InvalidMessage unless this answers the request, on the reported data."""
         if isinstance(answer, str):
             raise InvalidMessage(answer)
-        said = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
+        header = fields(answer.header, {"kind": str, "round": int, "ticket": str, "client": int, "samples": int})
         for name in ("kind", "round", "client", "ticket"):
-            if said[name] != request.header[name]:
-                raise InvalidMessage(f"it answers for {name} {said[name]}, and {request.header[name]} was asked")
-        samples = self.reported[said["client"]]["sizes"][0]
-        if said["samples"] != samples:
-            raise InvalidMessage(f"it trained on {said['samples']} samples, and reported {samples} at the start")
+            if header[name] != request.header[name]:
+                raise InvalidMessage(f"it answers for {name} {header[name]}, and {request.header[name]} was asked")
+        samples = self.reported[header["client"]]["sizes"][0]
+        if header["samples"] != samples:
+            raise InvalidMessage(f"it trained on {header['samples']} samples, and reported {samples} at the start")
 
     def _wait(self) -> None:
         """Until enough nodes have said what they have."""
@@ -175,7 +175,7 @@ class Nodes:
     def _address(
         self, clients: Sequence[int], requests: Sequence[NodeMessage]
     ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
-        """Return the positions of clients with connected nodes, and their requests with the place of each.
+        """Return positions of connected clients, and their requests with places.
 
         If some are gone, nodes that were started since are greeted first.
         """
@@ -198,12 +198,12 @@ class Nodes:
             if isinstance(answer, str):  # silence may pass
                 continue
             try:
-                said = self._introduce(answer.header)
+                record = self._introduce(answer.header)
             except InvalidMessage as error:
                 self._refused[place] = str(error)
                 _log.warning("warning: a node is refused: %s", error)
             else:
-                self._places[said["client"]], self.reported[said["client"]] = place, said
+                self._places[record["client"]], self.reported[record["client"]] = place, record
 
     def _introduce(self, header: Any) -> dict[str, Any]:
         """Return what a node says of itself.
@@ -211,47 +211,50 @@ class Nodes:
         Raises InvalidMessage if it does not fit the test set, or what it said before.
         """
         wanted = {"kind": str, "client": int, "sizes": list, "sample": list, "target": list, "classes": int, "top": int}
-        said = fields(header, {**wanted, "budget": dict})
-        client = said["client"]
-        if said["kind"] != "hello" or client < 0 or not are_counts(said["sizes"]) or len(said["sizes"]) != 3:
+        record = fields(header, {**wanted, "budget": dict})
+        client = record["client"]
+        if record["kind"] != "hello" or client < 0 or not are_counts(record["sizes"]) or len(record["sizes"]) != 3:
             raise InvalidMessage("it did not say which client it is and what it has")
         if client >= (count := self._timeouts.nodes):
             raise InvalidMessage(
                 f"a node says that it is client {client}, and with --nodes {count} they are numbered up to {count - 1}"
             )
-        if (most := max(said["sizes"])) > MOST_SAMPLES:
+        if (most := max(record["sizes"])) > MOST_SAMPLES:
             raise InvalidMessage(f"client {client} says that it has {most:,} samples, and {MOST_SAMPLES:,} is the most")
-        if not said["sizes"][0]:
+        if not record["sizes"][0]:
             raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:
             raise InvalidMessage(f"two nodes say that they are client {client}: give each a partition-id of its own")
-        for name, here in self._data.items():
-            if said[name] != here:
+        for name, expected in self._data.items():
+            if record[name] != expected:
                 raise InvalidMessage(
-                    f"client {client}'s data have {name} {said[name]}, and the server's test set {here}"
+                    f"client {client}'s data have {name} {record[name]}, and the server's test set {expected}"
                 )
         if self._labels:
-            labels = said.get("labels")
-            fits = are_counts(labels) and len(labels) == said["classes"] and sum(labels) == said["sizes"][0]
+            labels = record.get("labels")
+            fits = are_counts(labels) and len(labels) == record["classes"] and sum(labels) == record["sizes"][0]
             if not fits:
                 raise InvalidMessage(f"client {client} did not say how many samples of each class it has")
-        if self._complete and (client not in self.reported or said["sizes"] != self.reported[client]["sizes"]):
+        if self._complete and (client not in self.reported or record["sizes"] != self.reported[client]["sizes"]):
             raise InvalidMessage(f"client {client} is no client of this run, or has other data than at the start")
-        flat = [one for value in said["budget"].values() for one in (value if isinstance(value, list) else [value])]
+        flat = [
+            number for value in record["budget"].values() for number in (value if isinstance(value, list) else [value])
+        ]
         if (
-            said["budget"].keys() - {"width", "depth", "budget"}
-            or isinstance(said["budget"].get("budget"), list)
-            or not all(type(one) in (int, float) and abs(one) < 1 << 63 for one in flat)
+            record["budget"].keys() - {"width", "depth", "budget"}
+            or isinstance(record["budget"].get("budget"), list)
+            or not all(type(number) in (int, float) and abs(number) < 1 << 63 for number in flat)
         ):
-            raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
-        total = sum(sum(sizes) for sizes in (said["sizes"], *(known["sizes"] for known in self.reported.values())))
+            raise InvalidMessage(f"client {client}'s budget is {record['budget']}")
+        total = sum(sum(sizes) for sizes in (record["sizes"], *(known["sizes"] for known in self.reported.values())))
         if not self._complete and (lack := shortage(_SAMPLE_BYTES * total)):
             raise InvalidMessage(
-                f"client {client} says that it has {sum(said['sizes']):,} samples, and the numbers of {total:,} {lack}"
+                f"client {client} says that it has {sum(record['sizes']):,} samples, and the numbers of {total:,} "
+                f"{lack}"
             )
-        return said
+        return record
 
 
-def _warn(what: str, came: int, of: int, reasons: Sequence[str]) -> None:
+def _warn(label: str, came: int, of: int, reasons: Sequence[str]) -> None:
     if reasons:
-        _log.warning("warning: %s: %d of %d clients answered: %s", what, came, of, "; ".join(reasons))
+        _log.warning("warning: %s: %d of %d clients answered: %s", label, came, of, "; ".join(reasons))

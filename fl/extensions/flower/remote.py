@@ -1,4 +1,4 @@
-"""Clients on other machines, for a federation: a method's client function is a request to each node and its answer."""
+"""Clients on other machines: a client function is a request to each node."""
 
 import dataclasses
 import math
@@ -65,7 +65,7 @@ def check_settings(config: Config) -> None:
 
 
 def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Timeouts = Timeouts()) -> dict:
-    """Train with the nodes behind the link and leave a run folder, or continue the run in it; return its summary.
+    """Train with the link's nodes, or resume the folder's run; return its summary.
 
     Rounds, run folder and checkpoint are as in a simulation.
 
@@ -84,7 +84,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Tim
 
 
 class Remote:
-    """The transport of clients on other machines, see `fl.federation.transport.Transport`.
+    """The transport of clients elsewhere, see `fl.federation.transport.Transport`.
 
     A client's state never leaves its node, which keeps a version of it for each round that the server may still
     name. The server stores the numbers: of the run, and of each client's version [clients], 0 for a client that has
@@ -104,18 +104,21 @@ class Remote:
     def __init__(self, link: Link, config: Config, test: Dataset, timeouts: Timeouts) -> None:
         self.labels = ALGORITHMS[config.method.name].labels(config.method.options)
         self.nodes = Nodes(link, timeouts, test, self.labels)
-        here = [said for _, said in sorted(self.nodes.reported.items())]
-        self._budgets = [said["budget"] for said in here]
-        self.splits = _splits([said["sizes"] for said in here])
-        self.dataset = _stand_in(test, here, self.labels)
-        self.config = config.replace(clients=len(here))
+        reported = [record for _, record in sorted(self.nodes.reported.items())]
+        self._budgets = [record["budget"] for record in reported]
+        self.splits = _splits([record["sizes"] for record in reported])
+        self.dataset = _stand_in(test, reported, self.labels)
+        self.config = config.replace(clients=len(reported))
         self._settings = self.config.to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
         self._secret: SecretExchange | None = None  # of the round, where clients recombine their models in secret
 
     def specs(self, space: Space) -> list[Spec] | None:
-        """Return the architecture of each client, by the width and depth, or the budget, that its node reported."""
+        """Return the architecture of each client, by the budget that its node reported.
+
+        A node may report a width and a depth instead.
+        """
         if not any(self._budgets):
             return None
         specs = []
@@ -134,9 +137,9 @@ class Remote:
     def begin(self, fed: Federation) -> None:
         """See `Transport.begin`."""
         if fed.data.task != "classification" or fed.metrics:
-            what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
+            feature = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
             raise FLError(
-                f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate",
+                f"clients on other machines are scored by accuracy and loss only, not with {feature}: simulate",
                 code="unsupported",
             )
         self.federation, self._base = fed, base_digest(fed.model)
@@ -189,7 +192,7 @@ class Remote:
     def _versions(
         self, client_states: State, clients: Sequence[int], requests: Sequence[NodeMessage], came: Collection[int]
     ) -> State:
-        """Return the versions after a round, in which clients at these positions have kept a new one."""
+        """Return the versions after a round with new ones of clients at these positions."""
         if not client_states:
             return client_states
         version = client_states["version"].clone()
@@ -198,7 +201,7 @@ class Remote:
         return {**client_states, "version": version}
 
     def _count(self, answer: NodeMessage) -> None:
-        """Add what a client says that it has computed. Raises InvalidMessage if it says something else."""
+        """Add a client's operations; InvalidMessage if it reports anything else."""
         flops = fields(answer.header, {"flops": int})["flops"]
         if not 0 <= flops < _MOST:
             raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
@@ -207,7 +210,7 @@ class Remote:
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
     ) -> ClientUpdate:
-        """Return the update of a round; clients without an answer keep their start, and have size 0."""
+        """Return a round's update; clients without an answer keep their start, size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
@@ -218,11 +221,11 @@ class Remote:
         return ClientUpdate(trained, loss, sizes, trained, steps=fed.steps(clients))
 
     def _sizes(self, clients: Sequence[int], came: Collection[int]) -> tuple[int, ...]:
-        """Return the numbers of samples of clients, 0 for those at other positions than these."""
+        """Return clients' numbers of samples, 0 at positions other than these."""
         return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
     def _read_trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
-        """(state, loss) of an answer. Raises InvalidMessage unless the state is one like the start."""
+        """Return an answer's state and loss; InvalidMessage for an unlike state."""
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
             raise InvalidMessage("its loss is infinite, not a number, or missing")
@@ -236,7 +239,9 @@ class Remote:
         """See `Transport.recombine`."""
         return self._secret.recombine(self, update, clients, rng)
 
-    def judge(self, validation: Validation, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+    def judge(
+        self, validation: Validation, measure: str, levels: Sequence[Level], more: Sequence[Level | None]
+    ) -> Tensor:
         """See `Transport.judge`."""
         clients, requests, seen = range(len(self.splits)), [], {}
         for client in clients:
@@ -252,7 +257,7 @@ class Remote:
                     tensors |= flat(level.state(int(level.used[client])), f"more{number}")
                 kinds.append("personal" if there else "sent" if used else "")
             header = self.header("judge", client, Rng(0))
-            header |= {"what": what, "mean": validation.mean, "levels": digests, "more": kinds, "keeps": keeps}
+            header |= {"what": measure, "mean": validation.mean, "levels": digests, "more": kinds, "keeps": keeps}
             requests.append(NodeMessage(header, tensors))
 
         def read(k: int, answer: NodeMessage) -> list[float]:
@@ -267,7 +272,7 @@ class Remote:
         silent = [math.nan] * len(more)
         return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
 
-    def score(self, models: Callable[[], ClientModels], here: Callable) -> dict[str, list[dict[str, float]]]:
+    def score(self, models: Callable[[], ClientModels], score_local: Callable) -> dict[str, list[dict[str, float]]]:
         """See `Transport.score`."""
         fed, seen, used = self.federation, {}, models()
         parts, clients = list_held_out(fed), range(len(self.splits))
@@ -308,8 +313,9 @@ class Remote:
         return NodeMessage({**header, "keeps": keeps, "levels": digests}, {**start, **sent})
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
-        """Return the digests of a client's models on finished levels, "" for none, and those of the models that its
-        node has not got yet.
+        """Return the digests of a client's models on finished levels, and the new models.
+
+        The digest is "" for no model. Models are new that its node has not got yet.
         """
         digests, tensors = [], {}
         for number, level in enumerate(levels):
@@ -321,13 +327,13 @@ class Remote:
         return digests, tensors
 
     def _forget(self, clients: Sequence[int], came: Collection[int]) -> None:
-        """Send all levels again to a node that did not answer as it should: it may have lost them."""
+        """Send all levels again to a node without a valid answer: it may have lost them."""
         for k, client in enumerate(clients):
             if k not in came:
                 self._has.pop(client, None)
 
     def _keeps(self, client_states: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-        """Return which version of its state a client takes, and under which number it keeps a new one.
+        """Return the versions of its state that a client takes and keeps.
 
         And the start for one that has none yet. None if clients of the method keep nothing.
         """
@@ -340,7 +346,7 @@ class Remote:
         return keeps, {} if version else flat(start, "client_state")
 
     def _snapshot(self, client_states: State, rng: Rng) -> None:
-        """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
+        """Remember the versions of the last checkpoint, from which a run may resume."""
         run = int(client_states["run"])
         if run not in self._saved or (rng.round - 1) % self.config.evaluation.checkpoint_every == 0:
             self._saved[run] = client_states["version"].clone()
@@ -369,29 +375,34 @@ class Remote:
 
 
 def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -> Dataset:
-    """Return data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory.
+    """Return data of the clients' shapes and sizes, without their content.
+
+    The samples are zeros, which take no memory.
 
     Args:
         labels: whether the labels of the training samples are as frequent as the clients'.
     """
-    count = sum(sum(said["sizes"]) for said in reported)
+    count = sum(sum(record["sizes"]) for record in reported)
     (dtype, *sample), target = reported[0]["sample"], reported[0]["target"]
     x = torch.zeros(1, *sample, dtype=DTYPES[dtype]).expand(count, *sample)
     y = torch.zeros(1, *target, dtype=torch.int64).expand(count, *target)
     if labels:
-        order = [torch.arange(len(said["labels"])).repeat_interleave(torch.tensor(said["labels"])) for said in reported]
+        order = [
+            torch.arange(len(record["labels"])).repeat_interleave(torch.tensor(record["labels"])) for record in reported
+        ]
         rest = torch.zeros(count - sum(map(len, order)), dtype=torch.int64)  # validation and test samples
         y = torch.cat([*order, rest])
     return dataclasses.replace(test, x=x, y=y)
 
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
-    """Return parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so
-    on.
+    """Return parts of these sizes, [clients][3], one after another.
+
+    First are the training samples of all clients, and so on.
     """
-    columns = [list(each) for each in zip(*sizes)]
-    parts = torch.arange(sum(map(sum, columns))).split([sum(each) for each in columns])
-    return Splits(*(Parts.of(part.split(each)) for part, each in zip(parts, columns)))
+    columns = [list(column) for column in zip(*sizes)]
+    parts = torch.arange(sum(map(sum, columns))).split([sum(column) for column in columns])
+    return Splits(*(Parts.of(part.split(column)) for part, column in zip(parts, columns)))
 
 
 def _row(part: Any, k: int) -> Any:
@@ -416,7 +427,10 @@ def _sound(value: Any) -> bool:
 
 
 def _digest(state: State, seen: dict) -> str:
-    """Of the names and numbers of a model. `seen` remembers those of one round, in which nothing changes."""
+    """Return a digest of a model's names and numbers.
+
+    `seen` remembers the digests of one round, in which nothing changes.
+    """
     key = tuple((tensor.data_ptr(), tuple(tensor.shape)) for tensor in state.values())
     if key not in seen:
         seen[key] = sha256_of(state)

@@ -1,4 +1,4 @@
-"""Secure recombination among nodes: the server passes on what they send each other, and cannot read it."""
+"""Secure recombination among nodes: the server passes on what it cannot read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,8 +55,8 @@ class SecretExchange:
             to = list(waiting)
             headers = [{**remote.header("exchange", client, rng), "phase": phase} for client in to]
             requests = [NodeMessage(header, as_tensors(waiting[client])) for header, client in zip(headers, to)]
-            what = f"round {rng.round}, secure recombination"
-            came = remote.nodes.exchange(to, requests, limit, lambda _, answer: _envelopes(answer), what)
+            label = f"round {rng.round}, secure recombination"
+            came = remote.nodes.exchange(to, requests, limit, lambda _, answer: _envelopes(answer), label)
             return {to[k]: envelopes for k, envelopes in came.items()}
 
         outcome = self._server.run(self.keys, carry)
@@ -64,7 +64,7 @@ class SecretExchange:
         left, did = len(outcome.models) or interrupted, "took part in secure recombination to its end"
         remote.nodes.require_quorum(left, len(clients), did, rng.round, outcome.reasons)
         new = recombine_received(update, self._starts, clients, self._step.pieces, outcome, rng.round)
-        # whose piece is infinite or not a number nobody knows: the model that it is in is not used
+        # It is not known whose piece is infinite or not a number: the model that contains it is not used.
         fine = finite_rows(new.states, self._starts).tolist()
         states = restore(new.states, self._starts, fine)
         sizes = tuple(size if ok else 0 for size, ok in zip(new.sizes, fine))
@@ -72,7 +72,7 @@ class SecretExchange:
 
 
 def take_key(tensors: dict[str, Tensor]) -> bytes:
-    """Take the public key out of the tensors of an answer to a request for training. Raises InvalidMessage without."""
+    """Take the public key out of an answer's tensors; InvalidMessage without one."""
     key = tensors.pop("public", torch.empty(0))
     if key.dtype != torch.uint8 or tuple(key.shape) != (_KEY,):
         raise InvalidMessage("it sent no public key")
@@ -92,7 +92,7 @@ def as_tensors(frames: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def as_frames(tensors: dict[str, Tensor]) -> list[bytes]:
-    """Return the frames of a message, in order. Raises InvalidMessage for tensors that are none.
+    """Return the frames of a message, in order; InvalidMessage for other tensors.
 
     >>> as_frames(as_tensors([b"one", b"two"]))
     [b'one', b'two']

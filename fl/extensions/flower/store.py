@@ -1,4 +1,4 @@
-"""Keep on a node's disk its client's state after each of the rounds that the server may still name.
+"""Keep a client's states on a node's disk, of each round that the server may name.
 
     FOLDER/RUN/ROUND-VERSION.safetensors
     FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
@@ -34,7 +34,7 @@ class Store:
         self._levels: dict[str, dict[str, Tensor]] = {}
 
     def read(self, run: int, version: int) -> dict[str, Tensor]:
-        """Return what was written under this version. Raises InvalidMessage if it is gone or damaged."""
+        """Return the tensors of a version; InvalidMessage if they are gone or damaged."""
         folder = self._run(run)
         for path in folder.glob(f"*-{version:016x}.safetensors"):
             try:
@@ -46,7 +46,7 @@ class Store:
         )
 
     def write(self, run: int, round: int, version: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
-        """Keep a new version, and of the older ones of the run those that are still needed.
+        """Keep a new version, and of the run's older ones those still needed.
 
         >>> import tempfile, torch
         >>> store = Store(Path(tempfile.mkdtemp()))
@@ -61,7 +61,7 @@ class Store:
         folder = self._run(run)
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / f"{round:06d}-{version:016x}.safetensors", _STATE, tensors, {})
-        endings = tuple(f"-{one:016x}" for one in {*needed, version})
+        endings = tuple(f"-{number:016x}" for number in {*needed, version})
         for old in folder.glob("*.safetensors"):
             # a request that comes late, after the next round's, must not delete what the server has accepted since
             if not old.stem.endswith(endings) and old.stem < f"{round:06d}":
@@ -98,7 +98,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def keep_exchange(self, content: bytes) -> None:
-        """Keep what the next request of an exchange in secret needs, which no other user of that machine can read.
+        """Keep what a secret exchange's next request needs, readable by its owner only.
 
         >>> import tempfile
         >>> store = Store(Path(tempfile.mkdtemp()))

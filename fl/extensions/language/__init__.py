@@ -1,4 +1,5 @@
-"""Language models: adapters of low rank and the methods that join them, models of transformers, prompts with answers.
+"""Language models: low-rank adapters, models of transformers, and prompts.
 
-Files that are called as rooms of `fl` add to these; `adapters` and `joining` are what they share.
+Methods join adapters of clients; prompts have answers. Files that are called as packages of `fl` add to these;
+`adapters` and `joining` are what they share.
 """

@@ -1,4 +1,4 @@
-"""Clients train adapters of low rank (LoRA, Hu et al., ICLR 2022) on a base model that all of them have.
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) on a base that all clients have.
 
 The base is a constant of the model: no state has it, no message holds it, and all clients that train share one copy.
 """
@@ -106,7 +106,7 @@ def add_adapters(
 
 
 def fold_adapters(model: nn.Module) -> nn.Module:
-    """Fold the adapters of a model into its weights: a copy with the parameters of the base.
+    """Fold a model's adapters into its weights: a copy with the base's parameters.
 
     A model without adapters is returned as it is.
     """
@@ -116,13 +116,15 @@ def fold_adapters(model: nn.Module) -> nn.Module:
 
 
 def fleet_of_ranks(create: Callable[[int], nn.Module], ranks: Sequence[int], clients: int, model: nn.Module) -> Fleet:
-    """Make the fleet of clients that have these ranks in turn: the first rows of A, and columns of B.
+    """Make the fleet of clients of these ranks in turn.
+
+    A client has the first rows of A and the first columns of B.
 
     Args:
         create: rank -> the model with adapters of this rank.
         model: the global one, of the largest rank, on the device that trains.
     """
     kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
-    made = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
+    models = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
     owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
-    return Fleet(tuple(Architecture(one, leading_plan(model, one)) for one in made), owned)
+    return Fleet(tuple(Architecture(net, leading_plan(model, net)) for net in models), owned)

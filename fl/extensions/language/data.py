@@ -1,4 +1,4 @@
-"""Prompts with answers, such as instructions: only the answers count in losses and in scores."""
+"""Prompts with answers: only the answers count in losses and in scores."""
 
 import json
 import logging
@@ -72,7 +72,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
 
 
 def _parts_of(template: str) -> list[tuple[str, str | None]]:
-    """Return the template's texts, each with the name of the field that follows it; None after the last one."""
+    """Return the template's texts, each with the name of the next field, or None."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -91,9 +91,9 @@ def _fill(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], numbe
         if name is not None:
             value = row.get(name)
             if isinstance(value, bool) or not isinstance(value, str | int | float):
-                what = f"a {type(value).__name__} as" if name in row and value is not None else "no"
+                lack = f"a {type(value).__name__} as" if name in row and value is not None else "no"
                 raise FLError(
-                    f"sample {number} has {what} {name!r}, which --text.template names, where text or a number should "
+                    f"sample {number} has {lack} {name!r}, which --text.template names, where text or a number should "
                     f"be: it has {', '.join(map(str, row))}",
                     code="data",
                 )
@@ -124,8 +124,8 @@ def _parts(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the samples for training and for testing, in their order."""
     held = np.zeros(len(owners), bool)
     for owner in range(owners.max(initial=-1) + 1):
-        own = np.flatnonzero(owners == owner)
-        held[own[len(own) - len(own) // 10 :]] = True
+        samples = np.flatnonzero(owners == owner)
+        held[samples[len(samples) - len(samples) // 10 :]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -39,7 +39,7 @@ def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
 
 
 def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
-    """Return what peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
+    """Return peft's settings of the base of a run's adapters: its name, or nothing.
 
     A model that was given from Python says it itself.
 
@@ -47,7 +47,7 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
     """
     if origin.folder is None:
         return {}
-    folder, own, config = origin.folder, origin.own, Config.read(origin.folder)
+    folder, custom, config = origin.folder, origin.own, Config.read(origin.folder)
     way = "or give another format, which has all of the model"
     if not any(adapters.adapted_layers(net)):
         raise FLError(
@@ -68,7 +68,7 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
         random_names, name = [f"model.{tensor}" for tensor in net.drawn], str(net.folder)
     if start:
         random_names, name = start.left, None
-    elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
+    elif not custom and kind in ("zoo", "hf-config", *LIBRARIES):
         random_names = ["all of it"]
     if lacking := [tensor for tensor in random_names if tensor not in trained]:
         raise FLError(
@@ -83,7 +83,7 @@ def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
                 f"(--adapters.train), {way}",
                 code="unsupported",
             )
-    return {} if own and not start else {"base_model_name_or_path": name}
+    return {} if custom and not start else {"base_model_name_or_path": name}
 
 
 FORMATS = {"hf": Format(_write_hf, usual=True), "peft": Format(_write_peft, folded=False)}

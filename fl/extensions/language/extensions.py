@@ -1,4 +1,4 @@
-"""Adapters of low rank as an extension: settings, what they ask of a method, and how they change the model."""
+"""Low-rank adapters as an extension: settings, needs, and the model's change."""
 
 from collections.abc import Callable
 from functools import partial

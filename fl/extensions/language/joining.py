@@ -13,7 +13,9 @@ from surgery.adapters.rank import MAGNITUDE
 
 
 def global_ranks(fed: Federation, does: str) -> dict[str, int]:
-    """Return the rank of each adapter of the global model; both of its matrices must be trained.
+    """Return the rank of each adapter of the global model.
+
+    Both of its matrices must be trained.
 
     Args:
         does: what the method does with both, for the message.
@@ -36,12 +38,15 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
 
 
 def rank_algorithm(fed: Federation, aggregate: Callable) -> Algorithm:
-    """FedAvg with another server; a client of rank r gets the first r rows of A and columns of B."""
+    """FedAvg with another server; rank r gets the first r rows of A, columns of B."""
     fleet = fed.fleet_or_uniform
     return submodel_algorithm(fed, lambda client: fleet[client].plan, aggregate)
 
 
 def select_arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:
-    """Return the states of the clients that were not dropped, at least one, and their numbers of samples."""
+    """Return the states of clients that were not dropped, and their sample numbers.
+
+    There is at least one.
+    """
     rows = [row for row, size in enumerate(update.sizes) if size]
     return [update.received[row] for row in rows], [update.sizes[row] for row in rows]

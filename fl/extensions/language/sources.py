@@ -1,7 +1,8 @@
-"""Models of HuggingFace's transformers, from a folder on this machine: of text, and classifiers of text and of images.
+"""Models of HuggingFace's transformers, from a folder on this machine.
 
-Which of a library's classes it is follows from the data: AutoModelForCausalLM if labels are the next tokens,
-AutoModelForSequenceClassification for tokens with a label a sample, and AutoModelForImageClassification for images.
+They are models of text, and classifiers of text and of images. Which of a library's classes it is follows from the
+data: AutoModelForCausalLM if labels are the next tokens, AutoModelForSequenceClassification for tokens with a label a
+sample, and AutoModelForImageClassification for images.
 """
 
 import json
@@ -55,24 +56,27 @@ class HFModel(nn.Module):
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
+        """Return logits [N, classes] of images [N, C, H, W] from -1 to 1.
+
+        Of tokens [N, T] the logits are [N, classes] or [N, T, vocabulary].
+        """
         if self.images:
             return self.model(pixel_values=x * self.scale + self.shift).logits
         config = self.model.config
-        given = {"use_cache": False} if hasattr(config, "use_cache") else {}
+        options = {"use_cache": False} if hasattr(config, "use_cache") else {}
         if self.next_tokens or config.pad_token_id is None:
-            return self.model(input_ids=x, attention_mask=torch.ones_like(x), **given).logits
+            return self.model(input_ids=x, attention_mask=torch.ones_like(x), **options).logits
         with Padded(x.shape):
-            return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **given).logits
+            return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **options).logits
 
     def save(self, folder: Path) -> None:
-        """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with.
+        """Write what the library's `from_pretrained` loads, and the tokenizer.
 
         FLError for a model that was cut: its configuration does not have its sizes.
         """
         settings = surgery.transformers.settings
-        made = settings.make_from(type(self.model), self.model.config)
-        cut = settings.first_difference(shapes_of(self.model), shapes_of(made))
+        rebuilt = settings.make_from(type(self.model), self.model.config)
+        cut = settings.first_difference(shapes_of(self.model), shapes_of(rebuilt))
         if cut:
             raise FLError(
                 f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
@@ -87,13 +91,13 @@ class HFModel(nn.Module):
 
 
 def _normalisation(folder: Path | None) -> tuple[Any, Any]:
-    """Read the scale and shift of pixels from -1 to 1; 1 and 0 if the folder does not say."""
+    """Read the scale and shift of pixels from -1 to 1; by default 1 and 0."""
     if folder is None or not (file := folder / "preprocessor_config.json").is_file():
         return 1.0, 0.0
     try:
-        said = json.loads(file.read_bytes())
-        half = 127.5 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1.0)
-        mean, std = (said["image_mean"], said["image_std"]) if said.get("do_normalize", True) else ([0.0], [1.0])
+        values = json.loads(file.read_bytes())
+        half = 127.5 * (values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0)
+        mean, std = (values["image_mean"], values["image_std"]) if values.get("do_normalize", True) else ([0.0], [1.0])
         return [half / s for s in std], [(half - m) / s for m, s in zip(mean, std, strict=True)]
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise FLError(
@@ -142,7 +146,7 @@ class Folder(Source):
         return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
 
     def fit_to(self, data: Dataset, config: Any) -> Dataset:
-        """Check that the model has the data's tokens, and make its vocabulary the classes of text.
+        """Check the model's tokens, and make its vocabulary the classes of text.
 
         The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
 
@@ -190,21 +194,24 @@ class Folder(Source):
         causal = kind == "AutoModelForCausalLM"
         with transformers(f"--model {self.name} as {kind}", self.path) as library:
             auto = getattr(library, kind)
-            given = {"attn_implementation": "eager", "dtype": torch.float32}  # fused kernels draw dropout on their own
+            # Fused kernels take the random numbers of their dropout from elsewhere.
+            options = {"attn_implementation": "eager", "dtype": torch.float32}
             if self.drawn:
                 folder = self.path if self.path.is_dir() else None
-                return self._check_causal(HFModel(auto.from_config(config, **given), folder, (), causal))
-            model, found = auto.from_pretrained(
+                return self._check_causal(HFModel(auto.from_config(config, **options), folder, (), causal))
+            model, report = auto.from_pretrained(
                 self.path, config=config, local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
-                **given,
+                **options,
             )  # fmt: skip
-        drawn = sorted({*found["missing_keys"], *(one[0] for one in found["mismatched_keys"])})
+        drawn = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
         body = f"{model.base_model_prefix}." if kind != "AutoModelForCausalLM" else ""
-        own = [name for name in (*drawn, *found["unexpected_keys"]) if name.startswith(body) and "pooler" not in name]
-        if own:
+        strange = [
+            name for name in (*drawn, *report["unexpected_keys"]) if name.startswith(body) and "pooler" not in name
+        ]
+        if strange:
             raise FLError(
                 f"--model {self.name}: the weights of {self.path} are not those of {type(model).__name__}, as its "
-                f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew",
+                f"config.json describes it ({strange[0]} is missing, strange, or of another size): save the model anew",
                 code="mismatch",
             )
         return self._check_causal(HFModel(model, self.path, drawn, causal))
@@ -213,8 +220,8 @@ class Folder(Source):
         """Return the model; FLError if it is to say the next tokens and can see them."""
         if model.next_tokens:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                one, other = (model.eval()(torch.tensor([[0, 1, end]]))[:, :2] for end in (0, 1))
-            if not torch.allclose(one, other, atol=1e-5):
+                first, other = (model.eval()(torch.tensor([[0, 1, end]]))[:, :2] for end in (0, 1))
+            if not torch.allclose(first, other, atol=1e-5):
                 raise FLError(
                     f"--model {self.name}: a {type(model.model).__name__} with this config.json sees the tokens that "
                     "come next, so that its perplexity means nothing: set is_decoder, or take another model",
@@ -224,7 +231,7 @@ class Folder(Source):
 
 
 class ConfigFile(Folder):
-    """The model that --model hf-config:FOLDER, or FILE, names: a model of this configuration, with random weights."""
+    """The model of --model hf-config:FOLDER or FILE, with random weights."""
 
     drawn = True
 

@@ -17,9 +17,9 @@ def fedsa_lora(fed: Federation) -> Algorithm:
         FLError: for a model without adapters.
     """
     every = {id(layer.factors[1]) for _, layer in adapted_layers(fed.model)}
-    kept = {name for name, parameter in fed.model.named_parameters() if id(parameter) in every}
+    private = {name for name, parameter in fed.model.named_parameters() if id(parameter) in every}
     global_ranks(fed, "fedsa_lora averages one matrix of each adapter")
-    return split(fed, kept)
+    return split(fed, private)
 
 
 METHOD = Method(fedsa_lora, clients="personalized")  # fmt: skip

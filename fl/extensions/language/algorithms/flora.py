@@ -40,22 +40,23 @@ def flora(fed: Federation) -> Algorithm:
         )
 
     def send(server, clients, rng):
-        models = [without(one, bases.values()) for one in whole.send(server, clients, rng)["model"]]
+        models = [without(model, bases.values()) for model in whole.send(server, clients, rng)["model"]]
         return {"model": models, "base": broadcast({n: server["global"][n] for n in bases.values()}, len(clients))}
 
     def client(message, client_states, clients, rng):
-        starts = [own | base for own, base in zip(message["model"], per_client(message["base"]))]
+        starts = [weights | base for weights, base in zip(message["model"], per_client(message["base"]))]
         update = fed.train(starts, clients, rng)
-        return update._replace(received=[without(one, bases.values()) for one in update.received])
+        return update._replace(received=[without(state, bases.values()) for state in update.received])
 
     def aggregate(server, clients, update, rng):
         stacked = stack(*select_arrived(update))
-        found, rest = factors(stacked)
+        adapters, rest = factors(stacked)
         base, none = {}, {}
-        for module, one in found.items():
-            change = LowRank(layers[module].base_layer, one.a, one.b, layers[module].multiplier).change().detach()
+        for module, adapter in adapters.items():
+            layer = layers[module]
+            change = LowRank(layer.base_layer, adapter.a, adapter.b, layer.multiplier).change().detach()
             base[bases[module]] = add_change(server["global"][bases[module]], change)
-            none |= one._replace(a=one.a[:0], b=one.b[:, :0]).state
+            none |= adapter._replace(a=adapter.a[:0], b=adapter.b[:, :0]).state
         new = resize(none, ranks, generator=rng.torch("rows"), how="truncate").state
         down = sum(tensor.nbytes for tensor in stacked.values())
         models = down * update.metrics["models_down"] / update.metrics["bytes_down"]

@@ -29,28 +29,33 @@ def flora_na(fed: Federation) -> Algorithm:
         FLError: for a model without adapters.
     """
     global_ranks(fed, "flora_na combines both matrices of adapters")
-    names = [name for one in factors(fed.initial())[0].values() for name in one.names]
+    names = [name for adapter in factors(fed.initial())[0].values() for name in adapter.names]
 
     def aggregate(server, clients, update, rng):
         rows = [row for row, size in enumerate(update.sizes) if size]
         sizes = torch.tensor([update.sizes[row] for row in rows], dtype=torch.float64)
         sent = [select(update.received[name], rows) for name in names]
         # Clients' matrices differ little, so that float32 is not enough, and not every device has more.
-        each = [tensor.double() for tensor in host_copies(sent)]
-        found = [combine(a.flatten(2), b.flatten(2), sizes / sizes.sum()) for a, b in zip(each[::2], each[1::2])]
-        numbers = upload(torch.stack([one for p, q, _ in found for one in (p, q)]).to(sent[0].dtype), sent[0].device)
+        matrices = [tensor.double() for tensor in host_copies(sent)]
+        combinations = [
+            combine(a.flatten(2), b.flatten(2), sizes / sizes.sum()) for a, b in zip(matrices[::2], matrices[1::2])
+        ]
+        numbers = upload(
+            torch.stack([vector for p, q, _ in combinations for vector in (p, q)]).to(sent[0].dtype), sent[0].device
+        )
         mean = fed.average(update.received, update.sizes)
-        mean |= {name: torch.tensordot(one, t, 1) for name, one, t in zip(names, numbers, sent)}
-        return {"global": mean}, {"lost": sum(lost for *_, lost in found) / len(found)}
+        mean |= {name: torch.tensordot(vector, t, 1) for name, vector, t in zip(names, numbers, sent)}
+        return {"global": mean}, {"lost": sum(lost for *_, lost in combinations) / len(combinations)}
 
     return replace(fedavg(fed), aggregate=aggregate)
 
 
 def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the numbers p and q [K] that make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small, for one adapter.
+    """Return numbers p and q [K] of the best combination of one adapter's matrices.
 
-    Each of the two is a problem of least squares if the other is known. Both begin as the shares (FedIT), and each step
-    is the shortest one to a solution, so that what says nothing about them leaves them as they are.
+    They make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small. Each of the two is a problem of least squares if
+    the other is known. Both begin as the shares (FedIT), and each step is the shortest one to a solution, so that what
+    says nothing about them leaves them as they are.
 
     Args:
         a: of the K clients [K, rank, in].

@@ -18,7 +18,7 @@ def hetlora(fed: Federation) -> Algorithm:
     """Fill adapters up with zeros to the largest rank, and average A and B by the norms of clients' products.
 
     A client gets the first rows of A and columns of B. In the mean of an adapter it counts by the Frobenius norm of its
-    product B A there; in that of what is trained whole, by its samples.
+    product B A there; in the mean of tensors that are trained whole, by its samples.
 
     Raises:
         FLError: for a model without adapters.
@@ -27,14 +27,14 @@ def hetlora(fed: Federation) -> Algorithm:
 
     def aggregate(server, clients, update, rng):
         states, sizes = select_arrived(update)
-        padded = [resize(one, ranks, how="truncate").state for one in states]
-        mean, found = average(padded, weights=sizes), [factors(one)[0] for one in padded]
-        norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()
-        held = [rank_of(one) for one in states]
+        padded = [resize(state, ranks, how="truncate").state for state in states]
+        mean, adapters = average(padded, weights=sizes), [factors(state)[0] for state in padded]
+        norms = torch.stack([torch.stack([norm(client[module]) for client in adapters]) for module in ranks]).cpu()
+        held = [rank_of(state) for state in states]
         for (module, old), shares in zip(factors(server["global"])[0].items(), norms):
             shares = shares if shares.any() else torch.ones_like(shares)  # no client has learnt anything there
-            a, b = average([one[module].state for one in found], weights=shares).values()
-            most = max(one[module] for one in held)  # rows that no client has stay: zeros would never learn again
+            a, b = average([client[module].state for client in adapters], weights=shares).values()
+            most = max(rank[module] for rank in held)  # rows that no client has stay: zeros would never learn again
             a[most:], b[:, most:] = old.a[most:], old.b[:, most:]
             mean |= old._replace(a=a, b=b).state
         return {"global": mean}
@@ -42,14 +42,14 @@ def hetlora(fed: Federation) -> Algorithm:
     return rank_algorithm(fed, aggregate)
 
 
-def norm(one: Factors) -> torch.Tensor:
+def norm(adapter: Factors) -> torch.Tensor:
     """||B A||, the Frobenius norm, with no matrix of the product's size.
 
     >>> norm(Factors(("a", "b"), torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0], [0.0]])))
     tensor(10.)
     """
-    dtype = compute_dtype(one.a.dtype)
-    a, b = (torch.linalg.qr(side.to(dtype)).R for side in (one.a.flatten(1).T, one.b.flatten(1)))
+    dtype = compute_dtype(adapter.a.dtype)
+    a, b = (torch.linalg.qr(side.to(dtype)).R for side in (adapter.a.flatten(1).T, adapter.b.flatten(1)))
     return torch.linalg.norm(b @ a.T)
 
 
