@@ -23,7 +23,7 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision
 from fl.engine.eager import Replica
-from fl.engine.job import Results
+from fl.engine.job import GroupResults
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
 from fl.partition import Split
@@ -42,7 +42,7 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def replica(setting: str, precision: Precision, device: str) -> tuple[Replica, Results]:
+def replica(setting: str, precision: Precision, device: str) -> tuple[Replica, GroupResults]:
     """One client of STEPS steps on random images."""
     name, channels, size, batch = SETTINGS[setting]
     generator = torch.Generator().manual_seed(0)
@@ -55,10 +55,10 @@ def replica(setting: str, precision: Precision, device: str) -> tuple[Replica, R
         LocalTraining(1, batch, SGD(0.01, 0.9), precision=precision),
     )  # fmt: skip
     group = fed.group(fed.model, broadcast(fed.initial(), 1), [0], LocalObjective(), Rng(0, 1))
-    return Replica(group), Results.empty(group)
+    return Replica(group), GroupResults.empty(group)
 
 
-def seconds(pair: tuple[Replica, Results]) -> float:
+def seconds(pair: tuple[Replica, GroupResults]) -> float:
     """Wall-clock seconds of a client."""
     begin = time.perf_counter()
     for _ in pair[0].train(0, pair[1]):

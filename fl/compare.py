@@ -27,7 +27,7 @@ from fl.settings.help import command
 
 
 @dataclass(frozen=True)
-class Arguments:
+class CompareArguments:
     """Draw runs in one figure (mean and deviation over seeds) and print a table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
@@ -87,7 +87,7 @@ def tables(
     return "\n\n".join(both)
 
 
-def write_page(arguments: Arguments) -> str:
+def write_page(arguments: CompareArguments) -> str:
     """Write the page about the runs; return the tables.
 
     With --every it is written again until all runs have ended.
@@ -112,7 +112,7 @@ def write_page(arguments: Arguments) -> str:
     return tables(group(runs), arguments.target, fit_terminal)
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: CompareArguments) -> int:
     """Compare and print."""
     from fl.figures.style import check_new
 
@@ -134,7 +134,7 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     with guard() as ended:
-        ended.code = run(command(Arguments, "compare", argv))
+        ended.code = run(command(CompareArguments, "compare", argv))
     return ended.code
 
 

@@ -27,7 +27,7 @@ from fl.settings.help import command
 
 
 @dataclass(frozen=True)
-class Arguments:
+class LandscapeArguments:
     """Draw loss landscapes around the final global models of runs, side by side on the same two random directions.
 
     Directions are filter-normalised (Li et al., NeurIPS 2018): Gaussian, each filter scaled to the norm of the model's
@@ -62,7 +62,7 @@ class Arguments:
     """download a data set that is missing"""
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: LandscapeArguments) -> int:
     """Measure, draw and print."""
     check_values(arguments)
     axis = grid(arguments.points, arguments.radius)
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     smaller = "--together (models side by side) or --samples"
     with guard(smaller) as ended:
-        ended.code = run(command(Arguments, "landscape", argv))
+        ended.code = run(command(LandscapeArguments, "landscape", argv))
     return ended.code
 
 

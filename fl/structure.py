@@ -21,7 +21,7 @@ from fl.settings.help import command
 
 
 @dataclass(frozen=True)
-class Arguments:
+class StructureArguments:
     """Draw which clients share models on each level, and compare with the truth.
 
     ARI is the adjusted Rand index over the clients that kept a model: 1 for the same clusters, about 0 for random ones
@@ -36,7 +36,7 @@ class Arguments:
     """print the table as JSON"""
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: StructureArguments) -> int:
     """Draw and print."""
     structures = find(arguments.folders)
     out = arguments.out or (None if arguments.json else Path("structure.png"))
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     with guard() as ended:
-        ended.code = run(command(Arguments, "structure", argv))
+        ended.code = run(command(StructureArguments, "structure", argv))
     return ended.code
 
 

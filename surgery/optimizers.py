@@ -116,7 +116,7 @@ def _check(optimizer: Any, before: Any, after: Any, plan: Any, new: Any) -> None
         )
 
 
-class _Way(NamedTuple):
+class _PlanDirection(NamedTuple):
     """A plan in an operation's direction: from a model to a part, or to the whole."""
 
     plan: Plan
@@ -154,11 +154,11 @@ class _Way(NamedTuple):
         return result
 
 
-def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _Way:
+def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _PlanDirection:
     old_shapes, new_shapes = shapes_of(before), shapes_of(after)
     for cuts, full, small in ((True, old_shapes, new_shapes), (False, new_shapes, old_shapes)):
         if plan.shapes == full and plan.small_shapes == small:
-            return _Way(plan, cuts, new)
+            return _PlanDirection(plan, cuts, new)
     raise SurgeryError(
         "the plan is not one between these two models: give the model that the optimizer trains, the model that the "
         "operation has made of it, and its plan",
@@ -189,7 +189,9 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors(model).items() if isinstance(tensor, nn.Parameter)}
 
 
-def _group(optimizer: Optimizer, before: nn.Module, grown: Mapping[str, Tensor], way: _Way) -> list[list[str]]:
+def _group(
+    optimizer: Optimizer, before: nn.Module, grown: Mapping[str, Tensor], way: _PlanDirection
+) -> list[list[str]]:
     """Return the new parameters' names of each group, in the order of the old ones."""
     names = names_by_id(before)
     place: dict[str, tuple[int, int]] = {}  # by name before the group, and where in it
@@ -249,7 +251,11 @@ def _other_shapes(optimizer: Optimizer) -> dict[str, tuple[int, ...]]:
 
 
 def _carry(
-    name: str, states: Mapping[str, Mapping[str, Any]], way: _Way, other: Mapping[str, tuple[int, ...]], kind: str
+    name: str,
+    states: Mapping[str, Mapping[str, Any]],
+    way: _PlanDirection,
+    other: Mapping[str, tuple[int, ...]],
+    kind: str,
 ) -> dict[str, Any]:
     """Return a new parameter's state from the states of its old parameters."""
     result: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from dataclasses import Field, fields
 from hypothesis import strategies as st
 
 from fl.algorithms import ALGORITHMS
-from fl.base.settings import Alternatives, Flag, Limits, flag_of, marks, types_of
+from fl.base.settings import Alternatives, Bounds, Flag, flag_of, marks, types_of
 from fl.settings.flags import Command, entries
 
 NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")
@@ -43,7 +43,7 @@ def values(field: Field) -> tuple[str, ...]:
     kinds, several = types_of(field.type)
     found: list[str] = [name for mark in marks(field, Alternatives) for name in mark.options()]
     for mark in marks(field, Flag):
-        if isinstance(mark.items, Limits):
+        if isinstance(mark.items, Bounds):
             step = 1 if int in kinds else 1e-9
             edges = (mark.items.least, mark.items.above, mark.items.most, mark.items.below)
             for edge in (edge for edge in edges if edge is not None):

@@ -13,7 +13,7 @@ from fl.algorithms.fesem import FeSEMOptions
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.algorithms.fltrust import FLTrustOptions
 from fl.base.rng import Rng
-from fl.engine import Results
+from fl.engine import GroupResults
 from fl.engine.batches import make_batches
 from fl.engine.losses import cross_entropy
 from fl.federation import federation as training
@@ -115,7 +115,7 @@ def pretend(monkeypatch, move):
         ((job, starts, _),) = groups
         states = {name: tensor.clone() for name, tensor in starts.items()}
         move(states)
-        return [Results(states, torch.ones(len(job.batches.steps)))]
+        return [GroupResults(states, torch.ones(len(job.batches.steps)))]
 
     monkeypatch.setattr(training, "train", train)
 

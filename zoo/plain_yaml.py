@@ -11,7 +11,7 @@ _MOST = 100  # digits of a whole number; no setting has more, and Python refuses
 _TAG = "tag:yaml.org,2002:"
 
 
-class _Loader(yaml.SafeLoader):
+class _PlainLoader(yaml.SafeLoader):
     """A safe loader of fewer kinds of values than YAML 1.1; refuses repeated keys."""
 
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012
@@ -49,10 +49,10 @@ _PLAIN = {
     ),
 }
 for _kind, (_pattern, _first) in {**_PLAIN, "merge": ("<<", ["<"])}.items():
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _first)
+    _PlainLoader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _first)
 for _kind in (*_PLAIN, "str", "seq", "map"):
-    _Loader.add_constructor(_TAG + _kind, yaml.SafeLoader.yaml_constructors[_TAG + _kind])
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
+    _PlainLoader.add_constructor(_TAG + _kind, yaml.SafeLoader.yaml_constructors[_TAG + _kind])
+_PlainLoader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def read_yaml(text: str) -> Any:
@@ -68,7 +68,7 @@ def read_yaml(text: str) -> Any:
     zoo.errors.ZooError: this is not YAML: line 2: 'rounds' is there twice
     """
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _PlainLoader)
     except RecursionError:
         reason = "too many lists or mappings inside each other"
     except yaml.YAMLError as error:

@@ -36,7 +36,7 @@ from fl.base.errors import Diverged
 from fl.base.rng import draw
 from fl.data import Origin
 from fl.extensions.attack import draw_malicious
-from fl.landscape import Arguments
+from fl.landscape import LandscapeArguments
 from fl.runs import checkpoint, metrics
 from fl.runs.assembly import pick_device
 from fl.runs.lock import SETTINGS
@@ -165,7 +165,7 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
 
 def _around(folder: Path, dataset: Dataset) -> metrics.Row:
     """How the loss rises around the trained model, as `python -m fl.landscape FOLDER` prints it."""
-    (run,), asked = find_runs([folder]), Arguments((folder,))
+    (run,), asked = find_runs([folder]), LandscapeArguments((folder,))
     how = asked.part, asked.samples, asked.seed, asked.together, asked.device
     found = landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how)
     values = {"rise": found.rise()[0], "trace": found.trace[0]}

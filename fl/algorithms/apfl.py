@@ -53,7 +53,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     step sees w as it was before that batch; alpha is not pulled to 0; and a client predicts with a mixture of v and the
     newest global model, not of v and the w that it has trained itself. A client trains in the memory of two models.
     """
-    mixture = Mixture(fed.model, options.alpha, options.adaptive)
+    mixture = ModelMixture(fed.model, options.alpha, options.adaptive)
     optimizer = TwoModelOptimizer(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
     objective = mix(fed.local.loss)
     both = replace(fed.with_local(optimizer=optimizer), model=mixture)
@@ -75,7 +75,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     return replace(fedavg(fed), init=init, client=client, personalize=personalize)
 
 
-class Mixture(nn.Module):
+class ModelMixture(nn.Module):
     """The shared model, the client's own model, and the own model's share (alpha).
 
     Its output is the logits of the shared model and the logits of the mixture.
@@ -125,7 +125,7 @@ def mix(loss: Loss) -> Objective:
 
 
 class TwoModelOptimizer(NamedTuple):
-    """The optimizer of a `Mixture`: one for each model, and one for an adaptive alpha.
+    """The optimizer of a `ModelMixture`: one for each model, and one for an adaptive alpha.
 
     Alpha takes a step once a round.
 

@@ -30,7 +30,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 @dataclass(frozen=True)
-class Limits:
+class Bounds:
     """Numbers between bounds, with (`least`, `most`) or without (`above`, `below`).
 
     Attributes:
@@ -91,14 +91,14 @@ class OnlyWith:
     """
 
     setting: str
-    values: tuple[Any, ...] | Limits
+    values: tuple[Any, ...] | Bounds
 
     def __init__(self, setting: str, *values: Any) -> None:
         object.__setattr__(self, "setting", setting)
-        object.__setattr__(self, "values", values[0] if isinstance(values[0], Limits) else values)
+        object.__setattr__(self, "values", values[0] if isinstance(values[0], Bounds) else values)
 
     def __str__(self) -> str:
-        return str(self.values) if isinstance(self.values, Limits) else " or ".join(map(str, self.values))
+        return str(self.values) if isinstance(self.values, Bounds) else " or ".join(map(str, self.values))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Alternative:
     """One of several named alternatives, with the options that it alone reads.
 
     >>> Chosen("iid")
@@ -122,7 +122,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Says what a setting that is a `Chosen` can be.
+    """Says what a setting that is an `Alternative` can be.
 
     Attributes:
         options: () -> from the name of each alternative to its default options, or None if it has none.
@@ -247,8 +247,8 @@ def _parse(kind: type, word: str) -> Any:
 
 
 def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
-    """Make the flag of a number within limits, see `Limits`."""
-    within = Limits(**limits)
+    """Make the flag of a number within limits, see `Bounds`."""
+    within = Bounds(**limits)
     return Flag(lambda word: _parse(kind, word), metavar or within.around(kind.__name__.upper()), within)
 
 
@@ -278,7 +278,7 @@ def several(kind: type, metavar: str, empty: str = "", items: Any = None, own: s
             raise ValueError(f"{text!r} has an empty item: write one comma between two items, and none at the end")
         return tuple(_parse(kind, word) for word in words)
 
-    return Flag(parse, metavar, Limits(**limits) if limits else items, lambda value: write_value(value) or empty, own)
+    return Flag(parse, metavar, Bounds(**limits) if limits else items, lambda value: write_value(value) or empty, own)
 
 
 AtLeast1 = Annotated[int, number(int, least=1)]
@@ -436,7 +436,9 @@ def check_values(settings: Any, group: str = "") -> None:
 def check_value(setting: "Setting") -> None:
     """Raise FLError for a value that a setting cannot have."""
     field, value, flag = setting.field, setting.value, setting.flag
-    if is_dataclass(field.default) and not isinstance(field.default, Chosen):  # of a group, which has its own settings
+    if is_dataclass(field.default) and not isinstance(
+        field.default, Alternative
+    ):  # of a group, which has its own settings
         raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}")
     for several in marks(field, Alternatives):
         choice(f"--{flag}", [value], several.options())
@@ -450,7 +452,7 @@ def check_value(setting: "Setting") -> None:
         if isinstance(item, float) and abs(item) > LARGEST:
             raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
     for mark in marks(field, Flag):
-        if isinstance(mark.items, Limits):
+        if isinstance(mark.items, Bounds):
             if any(item not in mark.items for item in items):
                 raise FLError(f"--{flag} must be {mark.items}, got {write_value(value)}")
         elif mark.items is not None:
@@ -510,7 +512,7 @@ def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why:
     """
     for field in fields(settings):
         value, place = getattr(settings, field.name), (*path, field.name)
-        if isinstance(value, Chosen):
+        if isinstance(value, Alternative):
             yield Setting(field, group, value.name, place, why)
             if value.options is not None:
                 (several,) = marks(field, Alternatives)
@@ -543,7 +545,7 @@ def as_read(settings: T) -> T:
     changes: dict[str, Any] = {}
     for field in fields(settings):  # type: ignore[arg-type]  # T is a dataclass
         value = getattr(settings, field.name)
-        if isinstance(value, Chosen):
+        if isinstance(value, Alternative):
             changes[field.name] = replace(value, options=value.options and as_read(value.options))
         elif is_dataclass(value):
             unread = hasattr(settings, "group_unread") and settings.group_unread(field.name)

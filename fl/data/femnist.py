@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader, Source
+from fl.data.loader import DataFiles, Loader
 
 CLASSES = 62  # 0-9, A-Z, a-z
 Samples = tuple[np.ndarray, np.ndarray]  # of one writer: uint8 [n, 784], int64 [n]
@@ -37,7 +37,7 @@ def load(root: Path, download: bool) -> Dataset:
         "There is no download: clone github.com/TalwalkarLab/leaf, run its data/femnist/preprocess.sh and copy its "
         f"data/femnist/data/train and data/femnist/data/test into {root / 'femnist'}"
     )
-    source = Source("FEMNIST", root, ("femnist/train/*.json", "femnist/test/*.json"), origin)
+    source = DataFiles("FEMNIST", root, ("femnist/train/*.json", "femnist/test/*.json"), origin)
     source.require()
     train, test = (_read_part(source, root / "femnist" / part) for part in ("train", "test"))
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
@@ -48,7 +48,7 @@ def load(root: Path, download: bool) -> Dataset:
     )
 
 
-def _read_part(source: Source, folder: Path) -> dict[str, Samples]:
+def _read_part(source: DataFiles, folder: Path) -> dict[str, Samples]:
     """Read the samples of every writer from the files of a folder."""
     writers: dict[str, Samples] = {}
     for file in sorted(folder.glob("*.json")):

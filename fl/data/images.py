@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl.base.errors import reason
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader, Source
+from fl.data.loader import DataFiles, Loader
 
 EMNIST_LABELS = {"balanced": range(47), "byclass": range(62), "letters": range(1, 27), "digits": range(10)}
 """The splits of EMNIST, and the labels in their files. Only the labels of `letters` do not start at 0."""
@@ -83,7 +83,7 @@ def mnist(root: Path, download: bool, title: str = "MNIST") -> Dataset:
     from torchvision import datasets
 
     folder = title.replace("-", "")
-    source = Source(title, root, _idx_files(folder, "train", "t10k"))
+    source = DataFiles(title, root, _idx_files(folder, "train", "t10k"))
     return _idx(title.lower(), getattr(datasets, folder), source, range(10), download)
 
 
@@ -99,7 +99,7 @@ def emnist(root: Path, download: bool, split: str) -> Dataset:
     from torchvision.datasets import EMNIST
 
     name = f"emnist-{split}"
-    source = Source(f"EMNIST {split}", root, _idx_files("EMNIST", f"{name}-train", f"{name}-test"))
+    source = DataFiles(f"EMNIST {split}", root, _idx_files("EMNIST", f"{name}-train", f"{name}-test"))
     lying = _idx(name, partial(EMNIST, split=split), source, EMNIST_LABELS[split], download)
     x, test_x = (images.transpose(2, 3).contiguous() for images in (lying.x, lying.test_x))
     return replace(lying, x=x, test_x=test_x)
@@ -122,7 +122,7 @@ def cifar(root: Path, download: bool, classes: int, coarse: bool = False) -> Dat
 
     cls = getattr(datasets, f"CIFAR{classes}")
     md5 = dict([*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])])
-    source = Source(f"CIFAR-{classes}", root, tuple(f"{cls.base_folder}/{file}" for file in md5))
+    source = DataFiles(f"CIFAR-{classes}", root, tuple(f"{cls.base_folder}/{file}" for file in md5))
 
     def probe(file: Path) -> None:
         if not check_integrity(file, md5[file.name]):
@@ -140,7 +140,7 @@ def cifar(root: Path, download: bool, classes: int, coarse: bool = False) -> Dat
     return Dataset(f"cifar{classes}{'-coarse' * coarse}", x, y, test_x, test_y, classes=count)
 
 
-def _parts(cls: Callable, source: Source, download: bool, probe: Callable[[Path], object]):
+def _parts(cls: Callable, source: DataFiles, download: bool, probe: Callable[[Path], object]):
     """Load (train, test) by torchvision's class, which downloads missing files.
 
     If files are damaged, `probe`, which raises an exception for a damaged file, finds the one to name.
@@ -166,7 +166,7 @@ def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"{folder}/raw/{part}-{kind}-ubyte" for part in parts for kind in kinds)
 
 
-def _idx(name: str, cls: Callable, source: Source, valid: range, download: bool) -> Dataset:
+def _idx(name: str, cls: Callable, source: DataFiles, valid: range, download: bool) -> Dataset:
     """Load a data set of a class like MNIST, with files of images and of labels."""
     train, test = parts = _parts(cls, source, download, _read_idx)
     for part, images, labels in zip(parts, source.files[::2], source.files[1::2]):

@@ -24,7 +24,7 @@ class Loader:
 
     Attributes:
         load: (root, download) -> the data set, from the folder `root`; it may download missing files if `download` is
-            true, and raises the errors of `Source` for missing and damaged files. For text it is (root, download,
+            true, and raises the errors of `DataFiles` for missing and damaged files. For text it is (root, download,
             TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
@@ -68,7 +68,7 @@ def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFiles:
     """The files of one data set, and the errors about missing and damaged ones.
 
     Attributes:

@@ -25,7 +25,7 @@ from fl.base.files import replacing
 from fl.base.plugins import transformers
 from fl.base.settings import AtLeast1, Flag, OnlyWith, check_values, number
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader, Source
+from fl.data.loader import DataFiles, Loader
 
 WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
@@ -64,13 +64,13 @@ class TextOptions:
             raise FLError(f"--text.tokens {self.tokens}: give word, byte or tokenizer:FOLDER")
 
 
-class Pieces(tuple[str, ...]):
+class TokenPieces(tuple[str, ...]):
     """The tokens of a tokenizer of transformers by number; it knows how to join them."""
 
     tokenizer: Any
 
     @classmethod
-    def of(cls, tokens: str) -> "Pieces":
+    def of(cls, tokens: str) -> "TokenPieces":
         """Read the tokens of tokenizer:FOLDER."""
         path = Path(tokens.partition(":")[2]).expanduser()
         with transformers(f"--text.tokens {tokens}", path) as library:
@@ -158,7 +158,7 @@ def check_without_template(name: str, options: TextOptions) -> None:
 def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str], Any], tuple[str, ...]]:
     """Return what converts a text to words or tokens, and the tokens known already."""
     if ":" in options.tokens:
-        pieces = Pieces.of(options.tokens)
+        pieces = TokenPieces.of(options.tokens)
         return pieces.encode, pieces
     return (partial(words, spaced=spaced) if options.tokens == "word" else encode_bytes), ()
 
@@ -230,7 +230,7 @@ def encode_bytes(text: str) -> np.ndarray:
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
     """Convert tokens [n] to text.
 
-    Words are joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
+    Words are joined by spaces, `TokenPieces` by their tokenizer; without a vocabulary, bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')
@@ -238,7 +238,7 @@ def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> st
     numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
     if not vocabulary:
         return bytes(numbers).decode(errors="replace")  # a sequence may begin or end within a character
-    if isinstance(vocabulary, Pieces):
+    if isinstance(vocabulary, TokenPieces):
         return vocabulary.tokenizer.decode(numbers)
     return " ".join(vocabulary[number] for number in numbers)
 
@@ -276,13 +276,13 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     needed = (training, "test")
     origin = f"The names {training}.txt and test.txt are accepted as well"
 
-    def source() -> Source:
+    def source() -> DataFiles:
         """Name each file as it is there, or else as it is published."""
         names = []
         for part in needed:
             either = (f"wikitext-2/wiki.{part}.tokens", f"wikitext-2/{part}.txt")
             names.append(next((file for file in either if (root / file).is_file()), either[0]))
-        return Source("WikiText-2", root, tuple(names), origin)
+        return DataFiles("WikiText-2", root, tuple(names), origin)
 
     def fetch() -> None:
         for part, file in zip(needed, source().files):
@@ -305,7 +305,7 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
     without the name above every speech. It is read from root/tinyshakespeare/input.txt.
     """
     file = "tinyshakespeare/input.txt"
-    source = Source("Shakespeare", root, (file,))
+    source = DataFiles("Shakespeare", root, (file,))
     source.require(download, lambda: _fetch(SHAKESPEARE, root, file))
     speeches: dict[str, list[str]] = {}
     for block in _read(source, file).split("\n\n"):
@@ -328,7 +328,7 @@ def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Datase
     if not (where / file).is_file():
         also = "" if file.is_absolute() else f", nor in {root}"
         raise FLError(f"--dataset {name}: there is no file {path}{also}", code="file")
-    return dataset(name, [_read(Source(name, where, (path,)), file)], options, owned=False)
+    return dataset(name, [_read(DataFiles(name, where, (path,)), file)], options, owned=False)
 
 
 def _drop_repeated(topics: Mapping[str, str]) -> dict[str, str]:
@@ -355,7 +355,7 @@ def _articles(text: str) -> list[str]:
     return ["".join(lines[a:b]) for a, b in pairwise(cuts)]
 
 
-def _read(source: Source, file: str | Path) -> str:
+def _read(source: DataFiles, file: str | Path) -> str:
     try:
         return (source.root / file).read_text("utf-8")
     except (OSError, ValueError) as error:  # text that is not UTF-8 raises a ValueError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.data.dataset import Dataset
-from fl.data.loader import Loader, Source
+from fl.data.loader import DataFiles, Loader
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, SIDE = 200, 64
@@ -28,7 +28,7 @@ def load(root: Path, download: bool) -> Dataset:
     from torchvision.datasets.utils import download_and_extract_archive
 
     origin = f"The data comes from {URL.removeprefix('https://')}"
-    source = Source("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
+    source = DataFiles("Tiny-ImageNet", root, tuple(f"{FOLDER}/{file}" for file in FILES), origin)
     source.require(download, lambda: download_and_extract_archive(URL, str(root), md5=MD5))
     folder = root / FOLDER
     wnids = sorted(set(_lines(source, folder / "wnids.txt")))
@@ -43,7 +43,7 @@ def load(root: Path, download: bool) -> Dataset:
     return Dataset("tiny-imagenet", x, y, test_x, torch.tensor(list(annotated.values())), CLASSES)
 
 
-def _lines(source: Source, file: Path) -> list[str]:
+def _lines(source: DataFiles, file: Path) -> list[str]:
     """Read the lines of a text file that are not empty."""
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
@@ -51,7 +51,7 @@ def _lines(source: Source, file: Path) -> list[str]:
         raise source.damage_error(file, error) from error
 
 
-def _class_files(source: Source, folder: Path) -> list[Path]:
+def _class_files(source: DataFiles, folder: Path) -> list[Path]:
     """List a class's training images, checked against its list of boxes, if any."""
     files = sorted((folder / "images").glob("*.JPEG"))
     if not files:
@@ -64,7 +64,7 @@ def _class_files(source: Source, folder: Path) -> list[Path]:
     return files
 
 
-def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[str, int]:
+def _annotations(source: DataFiles, folder: Path, number: dict[str, int]) -> dict[str, int]:
     """Read the labels of the images of the val part by file name, sorted."""
     file = folder / "val_annotations.txt"
     labels = {}
@@ -80,7 +80,7 @@ def _annotations(source: Source, folder: Path, number: dict[str, int]) -> dict[s
     return dict(sorted(labels.items()))
 
 
-def _decode(source: Source, files: list[Path]) -> Tensor:
+def _decode(source: DataFiles, files: list[Path]) -> Tensor:
     """Decode JPEG files to uint8 [N, 3, 64, 64]; a core decodes about 6,000 a second."""
     from PIL import Image
 

@@ -24,7 +24,7 @@ from fl.base.errors import FLError, Refused
 from fl.engine import admission, graphs, vmap
 from fl.engine.constants import constants
 from fl.engine.eager import loop, workers
-from fl.engine.job import Group, Job, Results
+from fl.engine.job import Group, GroupResults, Job
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
 from fl.engine.work import work_of
@@ -40,16 +40,16 @@ __all__ = [
     "SGD",
     "Adam",
     "Group",
+    "GroupResults",
     "Job",
     "Optimizer",
     "Precision",
-    "Results",
     "check",
     "rank_backends",
     "train",
 ]
 
-BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
+BACKENDS: dict[str, Callable[[Sequence[Group]], list[GroupResults]]] = {
     "loop": loop,
     "workers": workers,
     "vmap": vmap.train,
@@ -96,7 +96,7 @@ def train(
     chosen: dict[str, str] | None = None,
     rounds: int = 100,
     moving: bool = False,
-) -> list[Results]:
+) -> list[GroupResults]:
     """Train the clients of a round.
 
     Args:

@@ -66,7 +66,7 @@ _spent = 0.0  # seconds that the trials of this process took
 _known: dict[str, Any] = {}  # outcomes of this process, in case the file cannot be written
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """The result of the trials.
 
     Attributes:
@@ -129,16 +129,16 @@ def _stored_outcomes() -> dict[str, Any]:
     return _known
 
 
-def _read(key: str, candidates: Mapping[str, Backend]) -> Outcome | None:
+def _read(key: str, candidates: Mapping[str, Backend]) -> TrialOutcome | None:
     """Return the stored outcome; None if there is none, or if it cannot be understood."""
     with suppress(TypeError, ValueError, AttributeError):
-        outcome = Outcome(**_stored_outcomes()[key]) if key in _stored_outcomes() else None
+        outcome = TrialOutcome(**_stored_outcomes()[key]) if key in _stored_outcomes() else None
         if outcome and outcome.backend in ("loop", *candidates):
             return outcome._replace(gain=float(outcome.gain), left_out={**outcome.left_out}, late=float(outcome.late))
     return None
 
 
-def _write(key: str, outcome: Outcome) -> None:
+def _write(key: str, outcome: TrialOutcome) -> None:
     _known[key] = outcome._asdict()
     with suppress(OSError, FLError, RuntimeError):  # a run does not need the file
         _file().parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +149,8 @@ def _write(key: str, outcome: Outcome) -> None:
 
 
 def _decide(
-    groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: int, earlier: Outcome | None
-) -> Outcome:
+    groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: int, earlier: TrialOutcome | None
+) -> TrialOutcome:
     """Try the candidates, if the run is long enough.
 
     If an earlier trial was too short, the candidates are tried again only with at least twice its seconds.
@@ -158,7 +158,7 @@ def _decide(
     global _spent
     names = " and ".join(candidates)
     if current().size > 1:
-        return Outcome(left_out={names: "no backend is tried in runs over several ranks"}, late=-1.0)
+        return TrialOutcome(left_out={names: "no backend is tried in runs over several ranks"}, late=-1.0)
     start = time.monotonic()
     affordable_rounds = SHARE * rounds
     allowed = affordable_rounds * _seconds_of_round(groups, (LEAST + _spent) / affordable_rounds) - _spent
@@ -166,7 +166,7 @@ def _decide(
         return earlier
     if allowed < LEAST:
         why = f"the run is too short to try it ({rounds} rounds; {SHARE:.0%} of them take {max(allowed, 0):.0f} s)"
-        return Outcome(left_out={names: why}, late=-1.0)
+        return TrialOutcome(left_out={names: why}, late=-1.0)
     try:
         with tempfile.TemporaryDirectory(prefix="fl-backends-", ignore_cleanup_errors=True) as folder:
             trial = Path(folder) / "trial"
@@ -174,18 +174,18 @@ def _decide(
                 torch.save((first_steps(groups), dict(candidates)), trial, pickle_module=Pickle)
             except Exception as error:  # any part of a model or of an objective may raise one
                 why = f"the model or the objective cannot be sent to another process: {reason(error)}"
-                return Outcome(left_out={names: why}, late=-1.0)
+                return TrialOutcome(left_out={names: why}, late=-1.0)
             job = groups[0][0]
             return _compare(trial, candidates, job.device, job.precision.deterministic, start + allowed)
     except OSError as error:
-        return Outcome(left_out={names: f"no process could be started: {reason(error)}"}, late=-1.0)
+        return TrialOutcome(left_out={names: f"no process could be started: {reason(error)}"}, late=-1.0)
     finally:
         _spent += time.monotonic() - start
 
 
 def _compare(
     trial: Path, candidates: Mapping[str, Backend], device: torch.device, deterministic: bool, end: float
-) -> Outcome:
+) -> TrialOutcome:
     """Let candidates train in turn, each in its own process, until the time `end`.
 
     The time is `time.monotonic()`.
@@ -216,7 +216,7 @@ def _compare(
             _kill(child)
     best = max(gains, key=gains.__getitem__)
     slower = {name: f"it trains {gains[name]:.1f} times as fast" for name in gains if name not in ("loop", best)}
-    return Outcome(best, gains[best], left_out | slower, late)
+    return TrialOutcome(best, gains[best], left_out | slower, late)
 
 
 def _start(trial: Path, name: str, device: torch.device) -> subprocess.Popen:

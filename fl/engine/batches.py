@@ -25,7 +25,7 @@ def count_filled(samples: int, size: int) -> int:
     return -(-samples // size) * size
 
 
-class Step(NamedTuple):
+class StepInput(NamedTuple):
     """The input of one step of a client; for several clients, with leading axes.
 
     Attributes:
@@ -60,16 +60,16 @@ class Batches(NamedTuple):
     augment: Augment = Augment()
     real: tuple[tuple[int, ...], ...] | None = None
 
-    def step(self, rows: Tensor) -> Step:
+    def step(self, rows: Tensor) -> StepInput:
         """Return the steps that rows [*leading, W] stand for, as views of them."""
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
-        return Step(index, key[..., 0], places.unflatten(-1, (self.size, 2)) if self.augment.moves else None)
+        return StepInput(index, key[..., 0], places.unflatten(-1, (self.size, 2)) if self.augment.moves else None)
 
-    def client_step(self, k: int, s: int) -> Step:
+    def client_step(self, k: int, s: int) -> StepInput:
         """Return the s-th step of the k-th client, with its real samples only."""
         index, key, places = self.step(self.rows[k, s])
         count = self.size if self.real is None else self.real[k][s]
-        return Step(index[:count], key, None if places is None else places[:count])
+        return StepInput(index[:count], key, None if places is None else places[:count])
 
     @property
     def index(self) -> Tensor:

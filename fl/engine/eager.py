@@ -18,10 +18,10 @@ from torch.func import functional_call
 
 from fl.base.errors import Refused
 from fl.base.torch_private import foreach_add_, foreach_copy_, foreach_zero_, tree_map
-from fl.engine.batches import Step
+from fl.engine.batches import StepInput
 from fl.engine.constants import constants
 from fl.engine.draws import Draws, NoDraws
-from fl.engine.job import Group, Results, longest_first
+from fl.engine.job import Group, GroupResults, longest_first
 from fl.engine.objectives import Batch
 from fl.engine.progress import count
 from surgery import State
@@ -55,7 +55,7 @@ class Replica:
         self.random: bool | None = None  # whether the model draws random numbers; None: not known yet
         self.positions: dict = {}  # see `Draws`
 
-    def steps(self, k: int) -> Iterator[tuple[Step, Any]]:
+    def steps(self, k: int) -> Iterator[tuple[StepInput, Any]]:
         """Put the k-th client's start in place, and yield the arguments of each `step`."""
         context = self.load(k)
         for s in range(self.job.batches.steps[k]):
@@ -69,7 +69,7 @@ class Replica:
         foreach_zero_([self.total, *(t for tensors in self.memory.values() for t in tensors)])
         return tree_map(lambda tensor: tensor[k], self.context)
 
-    def step(self, step: Step, context: Any) -> None:
+    def step(self, step: StepInput, context: Any) -> None:
         """Make a step of the client that is in place."""
         batch = self.job.fetch(step, self.dtype)
         loss = self.differentiate(batch, step.key, context)
@@ -109,7 +109,7 @@ class Replica:
         return self.model(x) if params is self.params else functional_call(self.model, params, (x,))
 
     @torch.no_grad()
-    def save(self, k: int, results: Results) -> None:
+    def save(self, k: int, results: GroupResults) -> None:
         """Write the k-th client's results."""
         state = self._state()
         copy_all([results.states[name][k] for name in state], state.values())
@@ -135,11 +135,11 @@ def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
         foreach_copy_(targets, sources)
 
 
-def loop(groups: Sequence[Group]) -> list[Results]:
+def loop(groups: Sequence[Group]) -> list[GroupResults]:
     """Train the clients of every group one after another. See `fl.engine.train`."""
     done = []
     for group in groups:
-        replica, results = Replica(group), Results.empty(group)
+        replica, results = Replica(group), GroupResults.empty(group)
         for k in range(len(replica.job.batches.steps)):
             for step in replica.steps(k):
                 replica.step(*step)
@@ -149,9 +149,9 @@ def loop(groups: Sequence[Group]) -> list[Results]:
     return done
 
 
-def workers(groups: Sequence[Group]) -> list[Results]:
+def workers(groups: Sequence[Group]) -> list[GroupResults]:
     """Train all groups in as many threads as torch may use. See `fl.engine.train`."""
-    results = [Results.empty(group) for group in groups]
+    results = [GroupResults.empty(group) for group in groups]
     clients = longest_first(groups)
     allowed = torch.get_num_threads()
     threads = min(allowed, len(clients))

@@ -20,7 +20,7 @@ from torch import nn
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_flatten, tree_leaves, tree_map, version_of
 from fl.engine.eager import Replica, copy_all
-from fl.engine.job import Group, Results, longest_first
+from fl.engine.job import Group, GroupResults, longest_first
 from fl.engine.progress import count
 from surgery.errors import first_line
 
@@ -232,7 +232,7 @@ def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     return _Same(value), _looks(object.__getstate__(value), seen)  # attributes and slots
 
 
-def train(groups: Sequence[Group]) -> list[Results]:
+def train(groups: Sequence[Group]) -> list[GroupResults]:
     """Train all groups, a client on each stream at a time. See `fl.engine.train`."""
     device = groups[0][0].device
     current = torch.cuda.current_stream(device)
@@ -252,9 +252,11 @@ def train(groups: Sequence[Group]) -> list[Results]:
             current.wait_stream(stream)  # so that the round's memory can be reused, and its results be read
 
 
-def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
+def _side_by_side(
+    groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture
+) -> list[GroupResults]:
     """Give every place the next client when one has finished; steps take turns."""
-    results = [Results.empty(group) for group in groups]
+    results = [GroupResults.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl.data import Dataset
 from fl.data.inputs import map_inputs
-from fl.engine.batches import Batches, Step
+from fl.engine.batches import Batches, StepInput
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
@@ -56,7 +56,7 @@ class Job:
         """
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
+    def fetch(self, step: StepInput, dtype: torch.dtype) -> Batch:
         """Return the samples of a step, ready for the objective."""
         x, y = self.data.gather(step.index)
         x = self.data.normalise(self.batches.augment(x, step.key, step.places), dtype)
@@ -78,7 +78,7 @@ Group: TypeAlias = tuple[Job, Stack, Any]
 """Clients of one architecture: (job, starts, context)."""
 
 
-class Results(NamedTuple):
+class GroupResults(NamedTuple):
     """The results of training the K clients of a group.
 
     Attributes:
@@ -90,7 +90,7 @@ class Results(NamedTuple):
     loss: Tensor
 
     @classmethod
-    def empty(cls, group: Group) -> "Results":
+    def empty(cls, group: Group) -> "GroupResults":
         """Return empty results, which backends fill in one client after another."""
         job, starts, _ = group
         states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}

@@ -81,7 +81,7 @@ def mask_absent_classes(objective: Objective = cross_entropy) -> Objective:
 
 
 def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
-    """Return the objective + mu/2 ||params - context["anchor"]||^2 (Li et al. 2020)."""
+    """Return the objective + mu/2 ||params - context["anchor"]||^2 (Li et al. 2020, eq. 2)."""
 
     def pulled(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         apart = torch.cat([(p - context["anchor"][name]).flatten() for name, p in params.items()])  # one sum, not many

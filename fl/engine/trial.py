@@ -25,10 +25,10 @@ from fl.base.files import write_json
 from fl.base.torch_private import tree_map
 from fl.data.inputs import map_inputs
 from fl.engine.eager import loop
-from fl.engine.job import Group, Results
+from fl.engine.job import Group, GroupResults
 from fl.engine.precision import arithmetic
 
-Backend: TypeAlias = Callable[[Sequence[Group]], list[Results]]
+Backend: TypeAlias = Callable[[Sequence[Group]], list[GroupResults]]
 
 _STEPS = 8  # steps in a trial of the client with the most steps; other clients make fewer, in proportion
 
@@ -138,7 +138,7 @@ def measure(backend: Backend, groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _measure(backend: Backend, groups: Sequence[Group]) -> tuple[list[Results], bool, float]:
+def _measure(backend: Backend, groups: Sequence[Group]) -> tuple[list[GroupResults], bool, float]:
     """Train three times; return (results, whether they repeat, least seconds).
 
     The seconds are of the last two times.
@@ -151,7 +151,7 @@ def _measure(backend: Backend, groups: Sequence[Group]) -> tuple[list[Results], 
     return first, same, min(seconds for _, seconds in timed)
 
 
-def clock(work: Callable[[], list[Results]], device: torch.device) -> tuple[list[Results], float]:
+def clock(work: Callable[[], list[GroupResults]], device: torch.device) -> tuple[list[GroupResults], float]:
     """Do the work. Return (its results, the seconds until the device has finished it)."""
     if device.type == "cuda":
         stream = torch.cuda.current_stream(device)
@@ -167,11 +167,11 @@ def clock(work: Callable[[], list[Results]], device: torch.device) -> tuple[list
     return results, time.perf_counter() - start
 
 
-def _tensors(results: Sequence[Results]) -> list[Tensor]:
+def _tensors(results: Sequence[GroupResults]) -> list[Tensor]:
     return [tensor for result in results for tensor in (*result.states.values(), result.loss)]
 
 
-def _distance(results: Sequence[Results], expected: Sequence[Results], groups: Sequence[Group]) -> float:
+def _distance(results: Sequence[GroupResults], expected: Sequence[GroupResults], groups: Sequence[Group]) -> float:
     """Return the largest error of a client, in its weights or its loss.
 
     The error of the weights is a share of their way from the start.

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_map
 from fl.engine.draws import Draws
-from fl.engine.job import Group, Job, Results
+from fl.engine.job import Group, GroupResults, Job
 from fl.engine.objectives import Ascent, Batch
 from fl.engine.precision import plain_attention
 from fl.engine.progress import count
@@ -44,7 +44,7 @@ def _pads(model: nn.Module) -> bool:
     return any(getattr(module, "padding_idx", None) is not None for module in model.modules())
 
 
-def train(groups: Sequence[Group]) -> list[Results]:
+def train(groups: Sequence[Group]) -> list[GroupResults]:
     """Train the groups one by one, in stacked tensors. See `fl.engine.train`.
 
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
@@ -54,7 +54,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
         return [_train(*group) for group in groups]
 
 
-def _train(job: Job, starts: State, context: Any) -> Results:
+def _train(job: Job, starts: State, context: Any) -> GroupResults:
     """Train one group, sorted by the number of steps.
 
     Clients that still train are a leading slice: a finished client does not change and costs nothing.
@@ -109,7 +109,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     back = order.argsort()
     states = {**rest, **params}
     counts = upload(torch.tensor(steps), job.device)
-    return Results({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
+    return GroupResults({name: states[name].index_select(0, back) for name in starts}, total[back] / counts)
 
 
 def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) -> State:

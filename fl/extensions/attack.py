@@ -13,7 +13,7 @@ from torch import Tensor
 from fl.algorithms.extension import Extension
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
-from fl.base.settings import AtLeast0, Limits, OnlyWith, Share, check_values, one_of
+from fl.base.settings import AtLeast0, Bounds, OnlyWith, Share, check_values, one_of
 from fl.data import Dataset
 from fl.engine.work import Meter
 from fl.federation import Federation
@@ -23,7 +23,7 @@ from fl.federation.update import ClientUpdate
 from fl.partition import Splits
 from surgery.transfer import upload
 
-_ATTACKED = OnlyWith("share", Limits(above=0))
+_ATTACKED = OnlyWith("share", Bounds(above=0))
 _NEEDS = {"changed_updates": "--attack", "plain_average": "--attack"}
 
 

@@ -13,7 +13,7 @@ from fl.algorithms.extension import Extension
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, one_of
+from fl.base.settings import Above0, AtLeast0, Bounds, OnlyWith, check_values, one_of
 from fl.engine.work import flops
 from fl.federation import Federation
 from fl.federation.divergence import restore
@@ -35,7 +35,7 @@ class PaceOptions:
     """text file with the speed of each client, in samples a second, one per line; replaces random speeds"""
     deadline: AtLeast0 = 0.0
     """seconds after which a round ends; 0 waits for all of its clients"""
-    late: Annotated[str, one_of("partial", "drop"), OnlyWith("deadline", Limits(above=0))] = "partial"
+    late: Annotated[str, one_of("partial", "drop"), OnlyWith("deadline", Bounds(above=0))] = "partial"
     """clients that are not done by then: partial sends what their steps so far have made, drop leaves them out"""
 
 

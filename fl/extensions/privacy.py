@@ -22,7 +22,7 @@ from fl.base.columns import Column
 from fl.base.console import quiet
 from fl.base.errors import FLError
 from fl.base.plugins import needed
-from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, number, one_of
+from fl.base.settings import Above0, AtLeast0, Bounds, OnlyWith, check_values, number, one_of
 from fl.federation import Federation
 from fl.federation.aggregator import WeightedMean
 from fl.federation.clients import CLIENTS
@@ -32,9 +32,9 @@ from surgery import Stack, State, broadcast
 from surgery.transfer import double, upload
 
 _LIBRARY = ("privacy", "dp_accounting", "dp_accounting.rdp")
-_ON = OnlyWith("clip", Limits(above=0))
-_NOISY = OnlyWith("noise", Limits(above=0))
-_ADAPTIVE = OnlyWith("quantile", Limits(above=0))
+_ON = OnlyWith("clip", Bounds(above=0))
+_NOISY = OnlyWith("noise", Bounds(above=0))
+_ADAPTIVE = OnlyWith("quantile", Bounds(above=0))
 
 
 _PART = "privacy"

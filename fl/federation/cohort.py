@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl.base.torch_private import tree_leaves, tree_map
 from fl.data import Dataset
 from fl.data.arrays import UNSCORED
-from fl.engine import Results
+from fl.engine import GroupResults
 from fl.partition.split import Parts
 from surgery import Stack, State, unstack
 from surgery.transfer import upload
@@ -102,7 +102,7 @@ def with_entry(context: Any, name: str, values: Tensor) -> Any:
     return {**context, name: values}
 
 
-def join_results(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tuple[States, Tensor]:
+def join_results(parts: Sequence[tuple[Sequence[int], GroupResults]], starts: States) -> tuple[States, Tensor]:
     """Join the results of a cohort that was trained in parts: states and losses [K].
 
     The states have the form of the starts.

@@ -27,11 +27,11 @@ _DASHES = ("-", "--", ":", "-.")
 _HIGH = 3.1  # inches of a panel
 _BESIDE = 0.7  # inches beside a panel, for its numbers
 
-Look = Mapping[str, Any]
+LineStyle = Mapping[str, Any]
 """How a line is drawn: its `color`, its dash (`ls`) and its width (`lw`)."""
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """The runs of one line, one a seed, and the rounds that they are judged by.
 
     By default they are `selected`'s.
@@ -47,8 +47,8 @@ class Panel(NamedTuple):
     """Lines of one column in colour, and the others in light grey behind them."""
 
     key: str
-    lines: Sequence[Line]
-    behind: Sequence[Line] = ()
+    lines: Sequence[Curve]
+    behind: Sequence[Curve] = ()
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
@@ -86,7 +86,9 @@ def mean_and_std(
     return places.tolist(), values.mean(0), std
 
 
-def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look: Look, along: str = "round") -> None:
+def curve(
+    axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look: LineStyle, along: str = "round"
+) -> None:
     """Draw mean and one standard deviation of a column over runs.
 
     The end of the curve has a dot if it lies straight above or below the point before it, as for a method whose last
@@ -107,18 +109,18 @@ def _band(
         axis.fill_between(at, np.clip(mean - std, *ends), np.clip(mean + std, *ends), color=color, alpha=0.2, lw=0)
 
 
-def _still(line: Line, along: str) -> bool:
+def _still(line: Curve, along: str) -> bool:
     """Return whether a line has no places, since its method spends nothing."""
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
-def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
+def _looks_of(lines: Sequence[Curve], along: str) -> dict[str, LineStyle]:
     """Give every label its colour and dash.
 
     The first lines of a panel are the widest, so that others do not hide them. Lines in one panel differ in both, but
     the fifth, which has the dash of the first.
     """
-    looks: dict[str, Look] = {}
+    looks: dict[str, LineStyle] = {}
     for part in parts(lines):
         for at, line in enumerate(part):
             number = len(looks)
@@ -127,14 +129,14 @@ def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
     return looks | {line.label: {**looks[line.label], "ls": "--"} for line in lines if _still(line, along)}
 
 
-def parts(lines: Sequence[Line]) -> list[list[Line]]:
+def parts(lines: Sequence[Curve]) -> list[list[Curve]]:
     """Split lines into groups of at most `MOST`, as equal as can be."""
     named = list({line.label: line for line in lines}.values())
     split = np.array_split(np.arange(len(named)), math.ceil(len(named) / MOST) or 1)
     return [[named[at] for at in part] for part in split]
 
 
-def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> None:
+def _draw(axis: Axes, panel: Panel, looks: Mapping[str, LineStyle], along: str) -> None:
     """Draw the curves of a panel.
 
     A method that spends nothing is a horizontal line with the value of its selected round.
@@ -151,7 +153,7 @@ def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> No
             _draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
 
 
-def _draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends: tuple[float, float]) -> None:
+def _draw_level(axis: Axes, label: str, look: LineStyle, mean: float, std: float, ends: tuple[float, float]) -> None:
     """Draw a line from edge to edge with a band of one standard deviation."""
     axis.axhline(mean, label=label, **look)
     axis.axhspan(*np.clip([mean - std, mean + std], *ends), color=look["color"], alpha=0.15, lw=0)
@@ -170,7 +172,7 @@ def _finish_panel(axis: Axes, key: str, along: str) -> None:
         axis.set_ylabel("")
 
 
-def _explain(figure: Figure, lines: Sequence[Line], notes: Sequence[str], along: str) -> None:
+def _explain(figure: Figure, lines: Sequence[Curve], notes: Sequence[str], along: str) -> None:
     """Explain below the panels what bands, dashes, vertical and grey lines mean."""
     if any(_still(line, along) for line in lines):
         notes = [*notes, "dashed line from edge to edge: a method that spends nothing"]
@@ -299,10 +301,10 @@ def comparison_figure(
 
 def _panels_of(
     groups: Mapping[str, Sequence[Sequence[Row]]], chosen: Mapping[str, Sequence[Row]] | None
-) -> tuple[list[Line], list[str], list[Panel]]:
+) -> tuple[list[Curve], list[str], list[Panel]]:
     """Return the lines of methods, the drawn columns, and the panels by column."""
     lines = [
-        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
+        Curve(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
     ]
     keys = panels([set().union(*rows) for line in lines for rows in line.runs])
     shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in parts(lines)]
@@ -311,7 +313,7 @@ def _panels_of(
 
 def single_panels(
     groups: Mapping[str, Sequence[Sequence[Row]]], along: str, chosen: Mapping[str, Sequence[Row]]
-) -> Iterator[tuple[Panel, dict[str, Look], Figure]]:
+) -> Iterator[tuple[Panel, dict[str, LineStyle], Figure]]:
     """Draw each panel of `comparison_figure` as a figure without a legend.
 
     Yields the looks of its lines, too.
@@ -327,7 +329,7 @@ def single_panels(
 
 
 def _draw_panels(
-    figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Line], title: str, along: str
+    figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Curve], title: str, along: str
 ) -> None:
     """Draw panels into axes and explain them; finish all last, if they share y.
 

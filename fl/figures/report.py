@@ -16,7 +16,7 @@ from fl.analysis.background import are_left, colour_share, holdings, not_begun, 
 from fl.analysis.groups import AGAINST, RecordedRun, along, common, group, selection, table, target_table
 from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.figures.curves import Look, Panel, mean_and_std, single_panels
+from fl.figures.curves import LineStyle, Panel, mean_and_std, single_panels
 from fl.figures.style import COLORS
 from fl.runs.columns import columns
 
@@ -227,7 +227,7 @@ def _svg(figure: Figure, name: str) -> str:
     return text.replace("<svg", f"<svg {label}", 1)
 
 
-def _values(panel: Panel, column: Column, looks: Mapping[str, Look], place: str) -> tuple[str, str]:
+def _values(panel: Panel, column: Column, looks: Mapping[str, LineStyle], place: str) -> tuple[str, str]:
     """Make a panel's legend, with each line's last value, and the table of values."""
     percent = " %" if column.factor == 100 else ""
     column = column if percent else replace(column, digits=max(column.digits, _DIGITS))

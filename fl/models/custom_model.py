@@ -23,7 +23,7 @@ from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, write_shape
 from fl.models.library import seeded
 from fl.models.padding import keep_mask
-from fl.models.sources import Source, find_source
+from fl.models.sources import ModelSource, find_source
 from surgery.errors import first_line
 from surgery.plan import has_structure, structure
 from surgery.transfer import double
@@ -219,7 +219,7 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
     'given:Sequential'
     """
-    if isinstance(model, Source):
+    if isinstance(model, ModelSource):
         model.check_takes(data)
     model = _for_data(first(model), data.tokens, data.outputs)
     maker = getattr(check_model(model), "__name__", type(model).__name__)
@@ -290,7 +290,7 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
 
 
 def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
-    return model.maker(tokens, outputs) if isinstance(model, Source) else model
+    return model.maker(tokens, outputs) if isinstance(model, ModelSource) else model
 
 
 def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:

@@ -17,7 +17,7 @@ from zoo.layers import Scaler
 from zoo.resnet import MultiExitResNet
 
 
-class Architecture(NamedTuple):
+class ClientArchitecture(NamedTuple):
     """One of the clients' architectures.
 
     Attributes:
@@ -47,10 +47,10 @@ class Fleet:
     ((0, 1, 0), (0.5, 0.5, 0.5))
     """
 
-    architectures: tuple[Architecture, ...]
+    architectures: tuple[ClientArchitecture, ...]
     owned: tuple[int, ...]
 
-    def __getitem__(self, client: int) -> Architecture:
+    def __getitem__(self, client: int) -> ClientArchitecture:
         return self.architectures[self.owned[client]]
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Fleet:
 
 def uniform(model: nn.Module, clients: int) -> Fleet:
     """Make a fleet whose clients all have the global model itself."""
-    return Fleet((Architecture(model, identity_plan(model)),), (0,) * clients)
+    return Fleet((ClientArchitecture(model, identity_plan(model)),), (0,) * clients)
 
 
 def identity_plan(model: nn.Module) -> Plan:
@@ -93,14 +93,14 @@ def make_fleet(full: nn.Module, spec: zoo.Spec, specs: Sequence[zoo.Spec]) -> Fl
     return Fleet(tuple(_architecture(full, spec, kind) for kind in kinds), tuple(map(kinds.index, specs)))
 
 
-def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architecture:
+def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> ClientArchitecture:
     """Make the module and the plan of one architecture."""
     model = create(torch.Generator(), small).to(next(full.parameters()).device)
     for name, module in model.named_modules():
         if isinstance(module, Scaler):  # it divides by the client's rate relative to the server's
             module.rate /= full.get_submodule(name).rate
     try:
-        return Architecture(model, plan_within(full, model, stand="corner", spec=small), small)
+        return ClientArchitecture(model, plan_within(full, model, stand="corner", spec=small), small)
     except SurgeryError as error:
         raise FLError(
             f"{small.name} of width {brief(small.width)} and depth {brief(small.depth)} is no part of the global model "

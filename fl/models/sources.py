@@ -12,7 +12,7 @@ from fl.base.plugins import collect
 from fl.data import Dataset
 
 
-class Source(ABC):
+class ModelSource(ABC):
     """The model that a name with a prefix stands for, before the data are known.
 
     A file `sources.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
@@ -51,11 +51,11 @@ class Source(ABC):
 
 
 @cache
-def _sources() -> dict[str, type[Source]]:
+def _sources() -> dict[str, type[ModelSource]]:
     return collect("fl.models.sources", "SOURCES", type)
 
 
-def find_source(name: str) -> Source | None:
+def find_source(name: str) -> ModelSource | None:
     """Return what a model's name stands for if it begins with the prefix of a source.
 
     >>> find_source("timm:resnet18") is None

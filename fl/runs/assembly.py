@@ -23,7 +23,7 @@ from fl.federation.transport import IN_PROCESS, Transport
 from fl.models import custom_model
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
-from fl.models.fleet import Architecture, Fleet, make_fleet
+from fl.models.fleet import ClientArchitecture, Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.models.sources import find_source
@@ -183,10 +183,10 @@ def _make_fleet(
     if config.model.init or change:
         flag = f"--{change[0]}" if change else "--init"
         raise FLError(f"{flag} is for one model, and these are several: leave it out", code="unsupported")
-    kinds = [Architecture(net, None, spec)]
+    kinds = [ClientArchitecture(net, None, spec)]
     for source in client_models[1:]:
         its = model_spec(config, dataset, source)
-        kinds.append(Architecture(maker(its, None)(rng.torch("weights")).to(dataset.device), None, its))
+        kinds.append(ClientArchitecture(maker(its, None)(rng.torch("weights")).to(dataset.device), None, its))
     return Fleet(tuple(kinds), owned)
 
 

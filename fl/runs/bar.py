@@ -17,7 +17,7 @@ _LONG = 10  # seconds of a round after which the bar also counts clients
 _OFTEN = 0.5  # seconds between two such counts
 
 
-class Bar:
+class ProgressBar:
     """A progress bar over the rounds of a run, and over clients of a long round."""
 
     def __init__(self, run: RunState) -> None:
@@ -32,7 +32,7 @@ class Bar:
         )
         self._began, self._last, self._reached = 0.0, 0.0, ""
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,7 @@ from fl.engine.constants import digest
 from fl.federation import Federation
 from fl.models import custom_model
 from fl.models.custom_model import CustomSpec, Model
-from fl.models.fleet import Architecture
+from fl.models.fleet import ClientArchitecture
 from fl.models.library import spec_class
 from fl.settings import Config
 from surgery import State, SurgeryError
@@ -196,7 +196,7 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     }
 
 
-def _list_own_models(fed: Federation) -> list[Architecture]:
+def _list_own_models(fed: Federation) -> list[ClientArchitecture]:
     """Return the clients' own architectures beside the first, of models of several."""
     kinds = fed.fleet.architectures if fed.fleet else ()
     return [kind for kind in kinds[1:] if kind.plan is None and isinstance(kind.spec, CustomSpec)]

@@ -28,7 +28,7 @@ from surgery import State
 from surgery.transfer import host_copies
 
 
-class Origin(NamedTuple):
+class ModelOrigin(NamedTuple):
     """The origin of a model that is written.
 
     Attributes:
@@ -52,7 +52,7 @@ class Format:
         folded: whether the model has its own parameters alone, in which adapters are folded.
     """
 
-    write: Callable[[nn.Module, Path, Origin], None]
+    write: Callable[[nn.Module, Path, ModelOrigin], None]
     suffix: bool = False
     usual: bool = False
     folded: bool = True
@@ -105,7 +105,9 @@ def export_model(
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file", code="file")
-    target.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
+    target.write(
+        net, path, ModelOrigin() if isinstance(trained, nn.Module) else ModelOrigin(Path(trained), model is not None)
+    )
     return path
 
 

@@ -18,7 +18,7 @@ from fl.distributed import current, is_joined, is_one_of_several, join_ranks
 from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.custom_model import Model
 from fl.runs.assembly import build, resolve_inputs
-from fl.runs.bar import Bar
+from fl.runs.bar import ProgressBar
 from fl.runs.export import client_module, module_with
 from fl.runs.folder import fold_model, load_initial_weights
 from fl.runs.lock import SETTINGS
@@ -188,7 +188,7 @@ class Run:
                 code="unsupported",
             )
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
-        with open_run(*inputs, AT_START, AT_END, self._mark_begun) as run, Bar(run) as bar:
+        with open_run(*inputs, AT_START, AT_END, self._mark_begun) as run, ProgressBar(run) as bar:
             self._run = run
             for number in run.numbers_left():
                 with bar.during_round():

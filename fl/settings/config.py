@@ -15,9 +15,9 @@ from fl.algorithms import ALGORITHMS, OPTIONS, SOURCES
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.settings import (
+    Alternative,
     Alternatives,
     AtLeast1,
-    Chosen,
     Default,
     Named,
     Natural,
@@ -75,7 +75,7 @@ class Config:
 
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    method: Annotated[Chosen, Named("algorithm"), Alternatives(lambda: OPTIONS, prefixed=True)] = Chosen(
+    method: Annotated[Alternative, Named("algorithm"), Alternatives(lambda: OPTIONS, prefixed=True)] = Alternative(
         METHOD, ALGORITHMS[METHOD].options
     )
     clients: ClientSettings = ClientSettings()
@@ -149,7 +149,7 @@ class Config:
         topics = {name: replace(top_level.pop(name, getattr(self, name)), **values) for name, values in inside.items()}
         return replace(self, **top_level, **topics, method=method, extensions={**self.extensions, **extensions})
 
-    def _method(self, settings: dict[str, Any]) -> Chosen:
+    def _method(self, settings: dict[str, Any]) -> Alternative:
         """Take the method and its options out of settings by name."""
         method = _choose(self.method, method_named(settings.pop("algorithm", self.method)), OPTIONS)
         if method.name not in settings or method.options is None:
@@ -173,7 +173,7 @@ class Config:
             elif item.name in TOPICS:
                 inside = settings_of(value, "", (item.name,))
                 settings += [setting._replace(unread=setting.unread or self._unread(setting)) for setting in inside]
-            elif isinstance(value, Chosen):
+            elif isinstance(value, Alternative):
                 settings.append(Setting(item, "", value.name, (item.name,), ""))
                 if value.options is not None:
                     settings += settings_of(value.options, value.name, (item.name,))
@@ -272,8 +272,8 @@ class Config:
             ("algorithm", self.method, OPTIONS, "METHOD"),
             ("partition", self.data.partition, partitions, "KIND"),
         ):
-            if not isinstance(chosen, Chosen):
-                raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
+            if not isinstance(chosen, Alternative):
+                raise FLError(f"{name} of a Config is an Alternative, got {chosen!r}: give {name}= to Config.of")
             choice(f"--{name}", [chosen.name], known, attribute)
             if type(chosen.options) is not type(known[chosen.name]):
                 raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
@@ -461,7 +461,7 @@ def _different(method: str) -> bool:
     return getattr(ALGORITHMS[method], "clients", None) == "heterogeneous"
 
 
-def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
+def _partition(before: Alternative, settings: dict[str, Any]) -> Alternative:
     """Take the partition and its options out of settings by name."""
     wanted = partition_named(settings.pop("partition", before))
     partition = _choose(before, wanted, {name: kind.options for name, kind in KINDS.items()}, shared=True)
@@ -476,17 +476,17 @@ def _as_tuple(value: Any) -> Any:
     return tuple(as_plain(value)) if isinstance(value, list) else as_plain(value)
 
 
-def _choose(before: Chosen, wanted: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
+def _choose(before: Alternative, wanted: Any, options: Mapping[str, Any], shared: bool = False) -> Alternative:
     """Return an alternative by name, with default options or those already set.
 
     Args:
         shared: whether others keep the options that are set if they have the same ones.
     """
-    if isinstance(wanted, Chosen):
+    if isinstance(wanted, Alternative):
         return wanted
     usual = options.get(wanted) if isinstance(wanted, str) else None
     same = before.name == wanted or (shared and usual is not None and type(before.options) is type(usual))
-    return Chosen(wanted, before.options if same else usual)
+    return Alternative(wanted, before.options if same else usual)
 
 
 def options_of(name: str, value: Any, now: Any) -> Any:

@@ -12,9 +12,9 @@ from fl import data
 from fl.base.errors import FLError
 from fl.base.plugins import is_path
 from fl.base.settings import (
+    Alternative,
     Alternatives,
     AtLeast1,
-    Chosen,
     Default,
     Natural,
     Rare,
@@ -33,7 +33,7 @@ from fl.settings.topic import Topic
 _log = logging.getLogger("fl")
 
 _HeldOut = Annotated[float, number(float, least=0, below=1)]
-_Partition = Annotated[Chosen, Alternatives(lambda: {name: kind.options for name, kind in KINDS.items()})]
+_Partition = Annotated[Alternative, Alternatives(lambda: {name: kind.options for name, kind in KINDS.items()})]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DataSettings(Topic):
     dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
     samples: Annotated[Natural, Rare()] = 0
     """share out only this many samples, chosen at random; 0 is all"""
-    partition: Annotated[_Partition, tyro.conf.arg(help=f"who holds which samples: {partitions()}")] = Chosen(
+    partition: Annotated[_Partition, tyro.conf.arg(help=f"who holds which samples: {partitions()}")] = Alternative(
         "dirichlet", KINDS["dirichlet"].options
     )
     pool_test_set: Annotated[bool, Rare()] = False

@@ -12,7 +12,7 @@ from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import (
     About,
-    Chosen,
+    Alternative,
     Flag,
     Rare,
     T,
@@ -89,7 +89,7 @@ def entries(methods: Iterable[str]) -> dict[str, dict[str, Entry]]:
     for topic, kind in TOPICS.items():
         inside = topics.setdefault(topic, {})
         for setting in fields(kind):
-            chosen = isinstance(setting.default, Chosen)
+            chosen = isinstance(setting.default, Alternative)
             inside[name_of(setting)] = Entry(kind, setting, setting.default.name if chosen else setting.default)
             for alternative in KINDS.values() if chosen else ():
                 for option in fields(alternative.options) if alternative.options is not None else ():
@@ -114,7 +114,7 @@ def flags_class(topics: Mapping[str, Mapping[str, Entry]], base: type = Command)
     types = []
     for name, entry in ((name, entry) for inside in topics.values() for name, entry in inside.items()):
         kind = entry.field.type
-        if isinstance(entry.field.default, Chosen):
+        if isinstance(entry.field.default, Alternative):
             notes = [note for note in kind.__metadata__ if hasattr(note, "help")]
             kind = Annotated[str, Flag(str, "NAME", KINDS, own="KIND"), *notes]
         types.append(

@@ -12,7 +12,7 @@ from fl import algorithms, partition
 from fl.algorithms import OPTIONS
 from fl.base.errors import FLError
 from fl.base.plugins import is_path, path_of
-from fl.base.settings import Chosen, name_of
+from fl.base.settings import Alternative, name_of
 from fl.partition import KINDS
 from fl.settings.data import DataSettings
 from fl.settings.evaluation import EvaluationSettings
@@ -50,7 +50,7 @@ SOURCE = "from"
 """Key of a method's import path in a file of settings; no option can be called so, which is a word of Python's own."""
 
 GROUPS = tuple(
-    name for name, field in FIELDS.items() if is_dataclass(field.default) and not isinstance(field.default, Chosen)
+    name for name, field in FIELDS.items() if is_dataclass(field.default) and not isinstance(field.default, Alternative)
 )
 """Settings of topics that are groups, whose flags begin with their names."""
 
@@ -96,7 +96,7 @@ def method_named(wanted: Any) -> Any:
     Raises:
         FLError: for what is no name, and an import path of no method, or of one whose name is taken.
     """
-    if isinstance(wanted, Chosen):
+    if isinstance(wanted, Alternative):
         return wanted
     if not isinstance(wanted, str):
         raise FLError(
@@ -126,7 +126,7 @@ def partition_named(wanted: Any) -> Any:
         FLError: for an import path of no partition, and for options that are settings already.
     """
     path = path_of("partition", wanted) if callable(wanted) else wanted
-    if not isinstance(path, str | Chosen | None):
+    if not isinstance(path, str | Alternative | None):
         raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function", code="name")
     if isinstance(path, str) and is_path(path):
         kind = partition.import_kind(path)

@@ -13,7 +13,7 @@ from typing import Any
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import regular
-from fl.base.settings import Chosen, T, describe_type, flag_of, from_yaml
+from fl.base.settings import Alternative, T, describe_type, flag_of, from_yaml
 from fl.partition import KINDS
 from fl.settings import earlier
 from fl.settings.data import DataSettings
@@ -149,7 +149,7 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             raise FLError(f"there is no partition {kind} here", code="name")
     except FLError as why:  # runs are also read where a module is no longer there
         _log.warning("warning: the options of the partition %s are ignored (%s)", kind, why)
-        yield name, Chosen(kind)
+        yield name, Alternative(kind)
     else:
         yield from ((name if option == "name" else option, item) for option, item in value.items())
 
@@ -158,7 +158,7 @@ def _convert(name: str, value: Any) -> Any:
     """Return the value of a setting as its type has it."""
     options = {option.name: option.type for kind in KINDS.values() if kind.options for option in fields(kind.options)}
     if name == "partition":
-        return value if isinstance(value, Chosen) else _value(str, value, name)
+        return value if isinstance(value, Alternative) else _value(str, value, name)
     if name in FIELDS:
         field = FIELDS[name]
         return _fill(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]

@@ -13,9 +13,9 @@ from fl.base.settings import (
     Above0,
     AtLeast0,
     AtLeast1,
+    Bounds,
     Default,
     Flag,
-    Limits,
     Named,
     Natural,
     OnlyWith,
@@ -54,7 +54,7 @@ class ClientSettings(Topic):
     """number of clients, at least --participants (FedMR: 100)"""
     participation: Annotated[Share, Rare()] = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
-    participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
+    participants: Annotated[int, Flag(_count, "INT>=1", Bounds(least=1)), OnlyWith("participation", 0)] = Default(5)
     """clients in a round, at most all (FedMR: 10)"""
 
     def following(self) -> "ClientSettings":

@@ -194,7 +194,7 @@ def products(tensors: Mapping[str, Tensor]) -> State:
     }
 
 
-class Resized(NamedTuple):
+class ResizedAdapters(NamedTuple):
     """Adapters of another rank.
 
     Attributes:
@@ -212,7 +212,7 @@ def resize(
     *,
     how: Literal["svd", "truncate"] = "svd",
     generator: torch.Generator | None = None,
-) -> Resized:
+) -> ResizedAdapters:
     """Change the rank of adapters.
 
     A rank that grows is exact: B gets columns of zeros, and A rows that are initialised as in a new adapter. One that
@@ -255,7 +255,7 @@ def resize(
         result |= adapter.with_factors(a, b, adapter.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
-    return Resized({name: result[name] for name in tensors}, error)
+    return ResizedAdapters({name: result[name] for name in tensors}, error)
 
 
 def _grow(pair: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ _SLAB = 1 << 18  # elements; small enough for the sum over the clients to stay i
 _REGIONS = 32  # up to this number they are divided one by one, beyond it by a tensor of weights
 
 
-class _Part(NamedTuple):
+class _ClientPart(NamedTuple):
     """One client's part of a full tensor: its share of the weight, values and place."""
 
     client: int
@@ -62,11 +62,11 @@ def average_parts(
     share = row / row.max() if members else row
     shares = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
     scales = _scales(factors, len(states), fallback)
-    parts: dict[str, list[_Part]] = {name: [] for name in fallback}
+    parts: dict[str, list[_ClientPart]] = {name: [] for name in fallback}
     for c in members:
         for full, held in plans[c].parts.items():
             factor = scales[full][c] if full in scales else 1.0
-            parts[full] += [_Part(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
+            parts[full] += [_ClientPart(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
 
     def mean(name: str) -> Tensor:
         old, tensor_parts = fallback[name].detach(), parts[name]
@@ -144,7 +144,7 @@ def _scales(
     return scales
 
 
-def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
+def _embedded(keep: Tensor, parts: list[_ClientPart]) -> tuple[Tensor, Tensor]:
     """Return the clients' values in the full tensor, [clients, *S], and their places."""
     rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
     values = keep.new_zeros(max(1, len(rows)), *keep.shape)
@@ -156,7 +156,7 @@ def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
     return values, covered
 
 
-def _mean(keep: Tensor, parts: list[_Part]) -> Tensor:
+def _mean(keep: Tensor, parts: list[_ClientPart]) -> Tensor:
     """Return one tensor of the weighted mean, in slabs along its first axis."""
     if not parts or not keep.numel():
         return keep.clone()
@@ -186,7 +186,7 @@ def _mean(keep: Tensor, parts: list[_Part]) -> Tensor:
     return result
 
 
-def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
+def _sum(parts: list[_ClientPart], total: Tensor, start: int) -> Tensor:
     """Return the weighted sum of the slab that begins at `start`, computed in `total`."""
     empty = True
     for part in parts:
@@ -202,7 +202,7 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
     return total
 
 
-def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
+def _add(slab: Tensor, part: _ClientPart, start: int, alpha: float) -> None:
     """Add alpha times a part's share of a slab, which begins at `start`, in place."""
     overlap = _within(part, slab, start)
     if overlap is None:
@@ -218,7 +218,7 @@ def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
         place.add_(piece, alpha=alpha)
 
 
-def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | None:
+def _within(part: _ClientPart, slab: Tensor, start: int) -> tuple[Tensor, Index] | None:
     """Return the part's values in a slab and their index in it; None if it has none."""
     length, first = slab.shape[0], part.index[0]
     if first is None:
@@ -235,7 +235,7 @@ def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | Non
 class _Mass:
     """The sum of weights at each element, as a grid of cells with one value each."""
 
-    def __init__(self, shape: Sequence[int], parts: list[_Part]):
+    def __init__(self, shape: Sequence[int], parts: list[_ClientPart]):
         self.cuts = [
             sorted({0, size} | {end for part in parts for run in part.index[axis] or () for end in run})
             for axis, size in enumerate(shape)

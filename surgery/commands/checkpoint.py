@@ -89,7 +89,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """The checkpoint that a command reads."""
 
     file: Positional[flags.File]
@@ -162,7 +162,7 @@ class PlannedOutput(Output):
 
 Flat = arg(name="")
 """The flags of a dataclass, without its name before them."""
-From: TypeAlias = Annotated[Source, Flat]
+From: TypeAlias = Annotated[CheckpointSource, Flat]
 To: TypeAlias = Annotated[Output, Flat]
 ToPlanned: TypeAlias = Annotated[PlannedOutput, Flat]
 

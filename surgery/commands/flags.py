@@ -48,11 +48,11 @@ OptionalShare = Annotated[float | None, _SHARE, optional()]
 Patterns = Annotated[tuple[str, ...], arg(metavar="PATTERN"), UseAppendAction]
 Counts = Annotated[tuple[int, ...], make_list_reader(int)]
 OptionalCounts = Annotated[tuple[int, ...] | None, make_list_reader(int), optional()]
-Weights = Annotated[tuple[float, ...] | None, make_list_reader(float), optional()]
-Function = Annotated[str | None, optional(metavar="MODULE:FUNCTION")]
+WeightList = Annotated[tuple[float, ...] | None, make_list_reader(float), optional()]
+FunctionPath = Annotated[str | None, optional(metavar="MODULE:FUNCTION")]
 """The name of a function of the user's own."""
 ModelName = Annotated[str | None, optional(metavar="MODEL")]
-Flag = Annotated[bool, FlagCreatePairsOff, optional()]
+Switch = Annotated[bool, FlagCreatePairsOff, optional()]
 Heads = Literal["inside", "drop"]
 
 

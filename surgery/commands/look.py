@@ -30,7 +30,7 @@ def inspect(
     depth: flags.OptionalCounts = None,
     heads: flags.Heads = "inside",
     input: flags.OptionalCounts = None,
-    json: flags.Flag = False,
+    json: flags.Switch = False,
     plot: flags.OptionalFile = None,
     seconds: float = 60,
 ) -> None:

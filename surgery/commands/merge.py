@@ -38,11 +38,11 @@ def merge(
     files: Positional[flags.Files],
     *,
     base: flags.OptionalFile = None,
-    weights: flags.Weights = None,
+    weights: flags.WeightList = None,
     set: Annotated[tuple[str, ...], arg(metavar="[PATTERN:]NAME=VALUE"), UseAppendAction] = (),
-    data: flags.Function = None,
-    loss: flags.Function = None,
-    score: flags.Function = None,
+    data: flags.FunctionPath = None,
+    loss: flags.FunctionPath = None,
+    score: flags.FunctionPath = None,
     model: flags.ModelName = None,
     input: flags.OptionalCounts = None,
     to: To,
@@ -114,7 +114,7 @@ def merge(
     to.write(values, record, inputs, like=models[0], module=models[0].module)
 
 
-def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to: To) -> None:
+def average(files: Positional[flags.Files], *, weights: flags.WeightList = None, to: To) -> None:
     """Average checkpoints of one architecture.
 
     Integer tensors (step counters) carry the maximum.

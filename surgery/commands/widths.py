@@ -32,7 +32,7 @@ def narrow(
     keep: flags.Patterns = (),
     heads: flags.Heads = "inside",
     rounding: int = 1,
-    strict: flags.Flag = False,
+    strict: flags.Switch = False,
     to: ToPlanned,
 ) -> None:
     """Keep the first positions of every hidden width.
@@ -61,7 +61,7 @@ def prune(
     positions: flags.OptionalShare = None,
     importance: Annotated[str, arg(metavar=_CRITERION)] = "l1",
     steps: int = 1,
-    even: flags.Flag = False,
+    even: flags.Switch = False,
     heads: flags.Heads = "inside",
     rounding: int = 1,
     to: ToPlanned,
@@ -110,7 +110,7 @@ def widen(
     seed: int = 0,
     keep: flags.Patterns = (),
     heads: flags.Heads = "drop",
-    strict: flags.Flag = False,
+    strict: flags.Switch = False,
     to: ToPlanned,
 ) -> None:
     """Repeat the positions of every hidden width; the outputs stay the same.
@@ -138,7 +138,7 @@ def permute(
     *,
     permutations: flags.OptionalFile = None,
     by: Annotated[str | None, flags.optional(metavar=_CRITERION)] = None,
-    inverse: flags.Flag = False,
+    inverse: flags.Switch = False,
     to: ToPlanned,
 ) -> None:
     """Put the positions of hidden widths in another order; the outputs stay.
@@ -180,7 +180,7 @@ def align(
     *,
     reference: Annotated[Path, flags.optional(name="to", metavar="FILE", help_behavior_hint="(required)")],
     by: Literal["weights", "activations"] = "weights",
-    data: flags.Function = None,
+    data: flags.FunctionPath = None,
     starts: int = 1,
     seed: int = 0,
     to: ToPlanned,

@@ -137,7 +137,7 @@ def origins_of(root: nn.Module, section: Section, depth: int | Sequence[int]) ->
 Changed = TypeVar("Changed", bound=tuple)
 
 
-class Way(NamedTuple):
+class DepthChange(NamedTuple):
     """One way in which a section changes its depth.
 
     Attributes:
@@ -154,7 +154,7 @@ class Way(NamedTuple):
 
 def ways_to(
     model: nn.Module, known: Sequence[Section], section: Section, origins: Sequence[int], example: Any
-) -> list[Way]:
+) -> list[DepthChange]:
     """Return the ways to try, best first; without an example there is only one.
 
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
@@ -166,10 +166,10 @@ def ways_to(
     last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
     resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
     if example is None:
-        return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
+        return [DepthChange(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
-    same = [Way(True, False, renumber=False)] if resizable and fewer and numbers(model, section) else []
-    return [*(Way(resize, recount) for resize, recount in ways), *same]
+    same = [DepthChange(True, False, renumber=False)] if resizable and fewer and numbers(model, section) else []
+    return [*(DepthChange(resize, recount) for resize, recount in ways), *same]
 
 
 def first_that_runs(
@@ -177,7 +177,7 @@ def first_that_runs(
     known: Sequence[Section],
     origins: Mapping[Section, Sequence[int]],
     example: Any,
-    make: Callable[[Mapping[Section, Way]], Changed],
+    make: Callable[[Mapping[Section, DepthChange]], Changed],
 ) -> Changed:
     """Return what `make` makes by the first way of each section that runs.
 
@@ -190,7 +190,7 @@ def first_that_runs(
     grown = [section for section, places in origins.items() if len(places) > len(section.blocks)]
     before = watch_run(root, example, grown) if example is not None else None
 
-    def attempt(ways: Mapping[Section, Way]) -> Changed:
+    def attempt(ways: Mapping[Section, DepthChange]) -> Changed:
         result = make(ways)
         if before is not None:
             try:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.constants import Shift, numbers, recount_blocks, renumber
 from surgery.depth.depths import (
+    DepthChange,
     Kept,
-    Way,
     check_model,
     check_order,
     depths_by_section,
@@ -153,7 +153,7 @@ class _Deeper(NamedTuple):
 
 
 def _deeper(
-    root: nn.Module, known: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]
+    root: nn.Module, known: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, DepthChange]
 ) -> _Deeper:
     deeper, shared = copy_sharing(root)
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
@@ -251,11 +251,11 @@ def ungraft(
         return {name: (_whole(source, full[source]), *more[source]) for name, source in left.items()}
 
     if not isinstance(model, nn.Module):
-        shallow, _ = _without(root, [*known], origins, dict.fromkeys(origins, Way(False, False)), example)
+        shallow, _ = _without(root, [*known], origins, dict.fromkeys(origins, DepthChange(False, False)), example)
         plan = Plan(entries(shallow), shapes, dtypes=dtypes)
         return plan.extract(model), plan
 
-    def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Plan]:
+    def attempt(ways: Mapping[Section, DepthChange]) -> tuple[nn.Module, Plan]:
         shallow, edits = _without(root, [*known], origins, ways, example)
         plan = Plan(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
         return plan.build(root), plan
@@ -271,7 +271,7 @@ def _without(
     root: nn.Module,
     known: Sequence[Section],
     origins: Mapping[Section, Sequence[int]],
-    ways: Mapping[Section, Way],
+    ways: Mapping[Section, DepthChange],
     example: Any,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Return a copy without some blocks, which shares tensors; and the edits to it."""

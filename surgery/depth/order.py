@@ -24,7 +24,7 @@ def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> lis
     """
 
     def watch(copy: nn.Module, inputs: Any) -> list[bool | None]:
-        flow = _Flow(copy, [name for row in rows for name in row])
+        flow = _BlockOrder(copy, [name for row in rows for name in row])
         with in_mode(copy, training=False), flow:
             call(copy, inputs)
         return [flow.in_order(row) for row in rows]
@@ -32,7 +32,7 @@ def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> lis
     return observe(model, example, watch).found if rows else []
 
 
-class _Flow(Watch):
+class _BlockOrder(Watch):
     """Notes from which blocks the numbers come that each block is called with first."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     root = as_module(model)
     beside: set[str] = set()
     while True:
-        search = _Search(root, beside)
+        search = _BlockSearch(root, beside)
         candidates = search.sections()
         shown = [None for _ in candidates] if example is None else follow(root, [s.blocks for s in candidates], example)
         if False not in shown:
@@ -90,7 +90,7 @@ def repeatable(model: nn.Module | State, section: Section, place: int = -1) -> b
     >>> repeatable(net, sections(net)[0])
     True
     """
-    search = _Search(as_module(model))
+    search = _BlockSearch(as_module(model))
     block, before = section.blocks[place], section.blocks[:place]
     places = [m for _, m in search.model.named_modules(remove_duplicate=False) if m is search.modules[block]]
     if len(places) > 1:
@@ -108,7 +108,7 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
     >>> shared_places(net, sections(net)[0])
     [('2', '0')]
     """
-    search = _Search(model)
+    search = _BlockSearch(model)
     first_names = {id(module): name for name, module in search.modules.items()}
     parent, kinds = search.parent(section.blocks[0]), {search.kind(name) for name in section.blocks}
     places = []
@@ -129,12 +129,12 @@ def changes_shape(model: nn.Module | State, section: Section) -> bool:
     >>> changes_shape(net, Section("", ("0",))), changes_shape(net, Section("", ("1",)))
     (True, False)
     """
-    search = _Search(as_module(model))
+    search = _BlockSearch(as_module(model))
     first = section.blocks[0]
     return not (search.keeps(first) or any(search.twins(first, block) for block in section.blocks[1:]))
 
 
-class _Search:
+class _BlockSearch:
     """Questions about a model's modules, with caches; modules `beside` are no blocks."""
 
     def __init__(self, model: nn.Module, beside: Iterable[str] = ()):
@@ -386,10 +386,10 @@ def widths(block: nn.Module) -> tuple[int | None, int | None]:
 
 BLOCKS: dict[type[nn.Module], None] = {}
 """The classes that `register_block` was told."""
-Kind = TypeVar("Kind", bound=type[nn.Module])
+ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
 
 
-def register_block(kind: Kind) -> Kind:
+def register_block(kind: ModuleClass) -> ModuleClass:
     """Declare this class, and classes derived from it, residual blocks; return it.
 
     `surgery.sections` then takes consecutive ones in one module as a section, even if their names do not show that they

@@ -9,7 +9,7 @@ from typing import Any
 from surgery.decomposition import layers
 from surgery.depth.sections import sections
 from surgery.files import Checkpoint
-from surgery.inspect.describe import Line, tree, widths_table
+from surgery.inspect.describe import TreeLine, tree, widths_table
 from surgery.lazy import metas
 from surgery.names import is_inside
 from surgery.width.narrow import Width
@@ -71,13 +71,13 @@ def _origin(record: Any) -> Iterator[str]:
         yield f"  {name}: {source.get('path') if isinstance(source, dict) else source}"
 
 
-def _lines(content: dict[str, Any]) -> Iterator[Line]:
+def _lines(content: dict[str, Any]) -> Iterator[TreeLine]:
     home = {block: name for name, blocks in content["sections"].items() for block in blocks}
     for layer, tensors in content["layers"].items():
         block = next((block for block in home if is_inside(layer, block)), None)
         shapes = ("x".join(map(str, content["tensors"][name]["shape"])) or "scalar" for name in tensors)
         text = ", ".join(f"{name.removeprefix(f'{layer}.')} {shape}" for name, shape in zip(tensors, shapes))
-        yield Line(None if block is None else home[block], block, layer, text)
+        yield TreeLine(None if block is None else home[block], block, layer, text)
 
 
 def size_text(count: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from surgery.inspect.report import Report, Row, Size
+from surgery.inspect.report import LayerRow, ModelSize, Report
 from surgery.width.narrow import Width
 
 _COLUMNS = 100
@@ -54,7 +54,7 @@ def describe(report: Report) -> str:
     return "\n".join(lines)
 
 
-def macs(size: Size) -> str:
+def macs(size: ModelSize) -> str:
     """Write the number of multiply-accumulates with a unit.
 
     >>> macs(Size(1, 4_089_184_256, 4, ""))
@@ -66,7 +66,7 @@ def macs(size: Size) -> str:
     return f"{size.macs / factor:.3g}{unit}" if unit else f"{size.macs:,}"
 
 
-def megabytes(size: Size) -> str:
+def megabytes(size: ModelSize) -> str:
     """Write the size of the state in units of 10^6 bytes.
 
     >>> megabytes(Size(1, None, 102_441_032, ""))
@@ -76,7 +76,7 @@ def megabytes(size: Size) -> str:
     return f"{value:.1f} MB" if value >= 1 else f"{value:.2g} MB"
 
 
-class Line(NamedTuple):
+class TreeLine(NamedTuple):
     """A layer in a tree: its place, its description, and its block's description."""
 
     section: str | None
@@ -86,7 +86,7 @@ class Line(NamedTuple):
     remark: str = ""
 
 
-def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
+def tree(lines: Iterable[TreeLine], titles: Mapping[str, str]) -> Iterator[str]:
     """List layers in order, a section's under its title; runs of equal blocks once."""
     for section, inside in groupby(lines, key=lambda line: line.section):
         if section is None:
@@ -104,16 +104,16 @@ def tree(lines: Iterable[Line], titles: Mapping[str, str]) -> Iterator[str]:
                 yield from _cut(f"      {line.name}  {line.text}" for line in _pad(inner))
 
 
-def _inner(line: Line) -> tuple[str, str]:
+def _inner(line: TreeLine) -> tuple[str, str]:
     return line.name[len(line.block or "") :].removeprefix("."), line.text
 
 
-def _pad(lines: Sequence[Line]) -> list[Line]:
+def _pad(lines: Sequence[TreeLine]) -> list[TreeLine]:
     wide = max(len(line.name) for line in lines)
     return [line._replace(name=f"{line.name:{wide}}") for line in lines]
 
 
-def _lines(rows: Sequence[Row]) -> Iterator[Line]:
+def _lines(rows: Sequence[LayerRow]) -> Iterator[TreeLine]:
     for row in rows:
         copies = len(row.after) - 1
         remark = (
@@ -124,7 +124,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
             kind = row.kind if row.weight else "Buffer" if tensor.startswith("running") else "tensor"
             name = row.before.name if row.weight else f"{row.before.name}.{tensor}".removeprefix(".")
             text = f"{kind}  {old}{f' -> {new}' if new != old else ''}{' -> dropped' * (not row.after)}"
-            yield Line(row.section, row.block, name, text, remark)
+            yield TreeLine(row.section, row.block, name, text, remark)
 
 
 def _shape(sizes: Sequence[int]) -> str:
@@ -165,7 +165,7 @@ def _star(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", name, count=1)
 
 
-def _table(before: Size, after: Size) -> Iterator[str]:
+def _table(before: ModelSize, after: ModelSize) -> Iterator[str]:
     rows = [
         ("parameters", f"{before.parameters:,}", f"{after.parameters:,}", after.parameters / max(1, before.parameters)),
         ("state", megabytes(before), megabytes(after), after.state_bytes / max(1, before.state_bytes)),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from surgery.errors import SurgeryError
 from surgery.files.whole import check_absent, replacing
 from surgery.inspect.describe import macs
-from surgery.inspect.report import Place, Report, Row
+from surgery.inspect.report import LayerPlace, LayerRow, Report
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
 _OUTSIDE = "#6b7280"
@@ -21,7 +21,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
-class Bar(NamedTuple):
+class LayerBar(NamedTuple):
     """A layer in the picture: its name, and its width before and after (0 for none)."""
 
     section: str | None
@@ -127,7 +127,7 @@ def check_picture(path: Path) -> str:
     return kind
 
 
-def bars(report: Report) -> list[Bar]:
+def bars(report: Report) -> list[LayerBar]:
     """List layers with matrices in order; copies of a block follow the original."""
     result = []
     for block, layers in groupby(report.layers, key=lambda row: row.block or ""):
@@ -137,11 +137,11 @@ def bars(report: Report) -> list[Bar]:
                 place = row.after[copy] if copy < len(row.after) else None
                 after, name = (_width(row, place), place.name) if place else (0, "")
                 before = 0 if copy else _width(row, row.before)
-                result.append(Bar(row.section, f"{block}+{copy}", row.before.name, before, after, name))
+                result.append(LayerBar(row.section, f"{block}+{copy}", row.before.name, before, after, name))
     return result
 
 
-def positions(columns: Sequence[Bar]) -> list[float]:
+def positions(columns: Sequence[LayerBar]) -> list[float]:
     """Place bars, with a gap between blocks and a larger one between sections.
 
     >>> positions([Bar("a", "a.0", "a.0.x", 1, 1), Bar("a", "a.0", "a.0.y", 1, 1), Bar("a", "a.1", "a.1.x", 1, 1)])
@@ -153,16 +153,16 @@ def positions(columns: Sequence[Bar]) -> list[float]:
     return x
 
 
-def _width(row: Row, place: Place) -> int:
+def _width(row: LayerRow, place: LayerPlace) -> int:
     return place.shapes[row.weight or ""][_output_axis(row)]
 
 
-def _output_axis(row: Row) -> int:
+def _output_axis(row: LayerRow) -> int:
     """Return the axis of a layer's weight that is its output."""
     return 1 if row.kind == "Embedding" or "ConvTranspose" in row.kind else 0
 
 
-def _label(axes: Any, report: Report, name: str | None, x: list[float], layers: list[Bar], colour: str) -> None:
+def _label(axes: Any, report: Report, name: str | None, x: list[float], layers: list[LayerBar], colour: str) -> None:
     """Label a section with its name and depth, or other layers with their names."""
     text = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top", "color": colour}
     if name is None:

@@ -30,7 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """The size of a model. Plans with it as the full model have this fingerprint."""
 
     parameters: int
@@ -40,7 +40,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerPlace:
     """A layer of one model: its module's name, and its tensors' shapes by own names."""
 
     name: str
@@ -48,14 +48,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """A layer and its places before and after: none if dropped, several if repeated."""
 
     kind: str
     section: str | None
     block: str | None
-    before: Place
-    after: tuple[Place, ...]
+    before: LayerPlace
+    after: tuple[LayerPlace, ...]
 
     @property
     def weight(self) -> str | None:
@@ -94,10 +94,10 @@ class Report:
     input: tuple[int, ...]
     width: float | None
     heads: str | None
-    before: Size
-    after: Size | None
+    before: ModelSize
+    after: ModelSize | None
     sections: tuple[Depth, ...]
-    layers: tuple[Row, ...]
+    layers: tuple[LayerRow, ...]
     widths: tuple[Width, ...]
     problem: str
     stopped: tuple[str, ...] = ()
@@ -260,7 +260,7 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size]:
+def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, ModelSize]:
     """Return why the model does not run, or "", and its size."""
     values, problem, macs = state(model), "", None
     try:  # on the meta device if possible, where nothing is computed
@@ -270,7 +270,7 @@ def _measure(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size
         size, reason = "x".join(map(str, example.shape[1:])), first_line(error.__cause__ or error)
         problem = f"does not run on {size}: {reason}; give the shape of one input, without the batch (--input)"
     total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
-    return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes_of(values)))
+    return problem, ModelSize(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes_of(values)))
 
 
 def _at_depth(
@@ -289,16 +289,18 @@ def _at_depth(
 
 def _rows(
     model: nn.Module, changed: nn.Module, all_sections: Sequence[Section], places: Mapping[str, Sequence[str]]
-) -> Iterator[Row]:
+) -> Iterator[LayerRow]:
     old, new = shapes_of(model), shapes_of(changed)
     home = {block: section.name for section in all_sections for block in section.blocks}
     for layer in layers(model):
         block = next((b for b in home if is_inside(layer.name, b)), None)
         after = tuple(_place(layer, copy, new) for copy in zip(*(places[tensor] for tensor in layer.tensors)))
-        yield Row(layer.kind, None if block is None else home[block], block, _place(layer, layer.tensors, old), after)
+        yield LayerRow(
+            layer.kind, None if block is None else home[block], block, _place(layer, layer.tensors, old), after
+        )
 
 
-def _place(layer: Layer, tensors: Sequence[str], shapes: Shapes) -> Place:
+def _place(layer: Layer, tensors: Sequence[str], shapes: Shapes) -> LayerPlace:
     suffixes = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
     name = tensors[0].removesuffix(suffixes[0]).removesuffix(".")
-    return Place(name, {suffix: shapes[tensor] for suffix, tensor in zip(suffixes, tensors)})
+    return LayerPlace(name, {suffix: shapes[tensor] for suffix, tensor in zip(suffixes, tensors)})

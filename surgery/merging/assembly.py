@@ -16,7 +16,7 @@ from surgery.names import is_inside, join, matches
 from surgery.plan import Plan, Source
 from surgery.states import State, as_state, load
 
-Blocks = Mapping[str, Sequence[tuple[int, int]]]
+BlockRanges = Mapping[str, Sequence[tuple[int, int]]]
 """By name of a section its new blocks in order, each as (model, block), both from 0."""
 
 
@@ -47,7 +47,7 @@ def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
 def passthrough(
     models: Sequence[Mapping[str, Tensor] | nn.Module],
     *,
-    blocks: Blocks,
+    blocks: BlockRanges,
     outside: Mapping[str, int] | None = None,
     example: Any = None,
 ) -> tuple[nn.Module | State | LazyState, Plan]:
@@ -143,7 +143,7 @@ def _first(names: Mapping[str, str], block: str) -> tuple[str, ...]:
     return (new.removesuffix(old.removeprefix(block)),)
 
 
-def _source(name: str, names, blocks: Blocks, now, places, outside: Mapping[str, int]) -> str:
+def _source(name: str, names, blocks: BlockRanges, now, places, outside: Mapping[str, int]) -> str:
     """Return the name in the union of the tensor that becomes `name`."""
     for section, chosen in blocks.items():
         for (k, i), block in zip(chosen, now[section]):

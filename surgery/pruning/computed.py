@@ -22,7 +22,7 @@ Key = tuple[str, str]
 _ADDED = "_zeros_added"
 
 
-class Computed(NamedTuple):
+class ComputedWeights(NamedTuple):
     """A model whose weights can be read as its forward pass uses them.
 
     Attributes:
@@ -68,7 +68,7 @@ class Computed(NamedTuple):
         return replace(solution, tensors=tensors, members=members)
 
 
-def as_parameters(layer: nn.Module, name: str, weights: Computed) -> Any:
+def as_parameters(layer: nn.Module, name: str, weights: ComputedWeights) -> Any:
     """Return a layer, or a copy that holds its computed weights as parameters."""
     values = {attribute: value for (module, attribute), value in weights.values.items() if module == name}
     if not values:
@@ -105,11 +105,11 @@ class _Add:
         setattr(module, self.attribute, getattr(module, self.attribute) + zeros)
 
 
-def find_computed(model: nn.Module, example: Any) -> Computed:
+def find_computed(model: nn.Module, example: Any) -> ComputedWeights:
     """Find a model's weights that are computed from parameters."""
     hooked, parametrized = dict(_find_hooked(model)), dict(_find_parametrized(model))
     adapters = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
-    result = Computed(model, {}, {}, {}, {})
+    result = ComputedWeights(model, {}, {}, {}, {})
     if not hooked and not parametrized and not adapters:
         return result
     twin = clone(model)

@@ -14,7 +14,7 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, explain
 from surgery.forward import as_batches, check_runs, named_tensors
 from surgery.names import join
-from surgery.pruning.computed import Computed, Key, as_parameters, find_computed
+from surgery.pruning.computed import ComputedWeights, Key, as_parameters, find_computed
 from surgery.states import as_real
 from surgery.width.replay import read_batch
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths, occurrences, onto_atoms, solve
@@ -136,7 +136,7 @@ def _of_copies(function: Criterion) -> Criterion:
     return lambda name, rows, axis: function(name, rows.clone(), axis)
 
 
-def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
+def _sum(weights: ComputedWeights, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
     """Sum the scores along all axes of all parameters; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
@@ -167,7 +167,7 @@ def _sum(weights: Computed, solution: Solution, criterion: Criterion, by: str) -
     return scores
 
 
-def find_scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
+def find_scored(weights: ComputedWeights) -> Iterator[tuple[Key, Tensor]]:
     """Yield parameters and computed weights by (module, attribute), tied ones once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
@@ -180,7 +180,7 @@ def find_scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
 
 
 def _criterion(
-    weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
+    weights: ComputedWeights, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """Return the function that a criterion's name stands for."""
     model, shapes = weights.model, {join(*key): tensor.shape for key, tensor in find_scored(weights)}
@@ -301,7 +301,7 @@ def is_pruner(by: Any) -> bool:
     return module is not None and isinstance(by, module.Importance)
 
 
-def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
+def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: ComputedWeights) -> dict[Atom, Tensor]:
     """Return the scores of torch-pruning's class, without widths that it skips.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position

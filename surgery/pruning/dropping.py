@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import call, check_runs, in_precision, tensors_in, vary
 from surgery.names import hint
 from surgery.plan import Plan, as_runs
-from surgery.pruning.computed import Computed, find_computed
+from surgery.pruning.computed import ComputedWeights, find_computed
 from surgery.pruning.criteria import find_scored, read_activations
 from surgery.width.narrow import narrow
 from surgery.width.plan import runs_of
@@ -142,7 +142,7 @@ def drop_zeros(model: nn.Module, *, example: Any, output: Callable[[Any], Any] |
     return small, plan
 
 
-def _zero_positions(weights: Computed, solution: Solution) -> tuple[dict[Atom, Tensor], dict[Atom, Tensor]]:
+def _zero_positions(weights: ComputedWeights, solution: Solution) -> tuple[dict[Atom, Tensor], dict[Atom, Tensor]]:
     """Return by width the positions that matrices write, and read, with zeros alone."""
     unmade: dict[Atom, Tensor] = {}
     unread: dict[Atom, Tensor] = {}

@@ -18,7 +18,7 @@ from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Limits, Target, What, describe_miss, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.torch_private import BatchNorm
-from surgery.width.attempts import Attempt, Request, attempt, final
+from surgery.width.attempts import Attempt, NarrowRequest, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, check_demand
 from surgery.width.narrow import finish
 from surgery.width.shortfall import list_whole
@@ -168,7 +168,7 @@ def prune(
 
     scorer = "importance" if importance is None or isinstance(importance, Mapping) else name_of(importance)
     demand = check_demand(model, Demand(target.rate, {}, keep, heads, rounding))
-    request = Request(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
+    request = NarrowRequest(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
     cut = final(request)  # refuse now; report shortfalls once
     full = {measure: _cost(cut, measure).full for measure in target.wanted}
     target = target.as_shares(full)

@@ -14,7 +14,7 @@ from surgery.names import join
 from surgery.plan import Plan
 from surgery.states import State, as_state, check_same, names_by_id, state
 from surgery.symmetry.assignment import ONCE, Progress, Search, best_choice
-from surgery.symmetry.likeness import Activations, Weights
+from surgery.symmetry.likeness import Activations, WeightLikeness
 from surgery.symmetry.permutation import trace_and_solve
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import unused_tensors
@@ -147,7 +147,7 @@ class Aligner:
                 places.setdefault(held[id(tensor)], self._solution.tensors[key])
         free = {a: name for name, a in self._free.items()}
         places = {n: axes for n, axes in places.items() if any(a in free for axis in axes for a in atoms(axis))}
-        likeness = Weights(places, reference, other)
+        likeness = WeightLikeness(places, reference, other)
         return _best(likeness, free, search)
 
     def by_activations(
@@ -206,7 +206,7 @@ class Aligner:
         return dict(values)
 
 
-def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
+def _best(likeness: WeightLikeness | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
     """Return the best orders of the compared widths, by name."""
     choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
     return {free[atom]: torch.tensor(order) for atom, order in choice.items()}

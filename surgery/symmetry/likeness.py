@@ -17,7 +17,7 @@ _MOST = 4096  # samples of a batch and layer whose activations are compared
 _JOINT = 4096  # positions of several axes of one tensor that are compared like one axis
 
 
-class Weights:
+class WeightLikeness:
     """The likeness of two models' parameters: their inner product.
 
     Gains are in the parameters' precision, single at least, and values in float64.

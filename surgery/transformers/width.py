@@ -32,7 +32,7 @@ from surgery.transformers.settings import (
     reread,
     set_field,
 )
-from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merge_sizes, renew
+from surgery.width.constants import COUNT, LEAST, NewSizes, SizeChanges, merge_sizes, renew
 
 _log = logging.getLogger(__name__)
 _MOST_MADE = 40  # models that are made to find the values from one guess
@@ -96,7 +96,7 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
     try:
         full = make_from(type(model), config)
         reason = mismatch(model, full)
-        search = None if reason else _Search(config, full, model, plan, sizes, difference)
+        search = None if reason else _ConfigSearch(config, full, model, plan, sizes, difference)
     except Exception as error:  # it was not made so: whatever its constructor raises
         search, reason = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if search is None:
@@ -115,7 +115,7 @@ def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diffe
     return best.edits, ""
 
 
-class _Search:
+class _ConfigSearch:
     """The search for the values from which the class makes the narrow model."""
 
     def __init__(
@@ -143,7 +143,7 @@ class _Search:
             attempt = min(attempt, self.find(sure), key=lambda candidate: candidate.score)
         return attempt
 
-    def find(self, counts: Sizes) -> _Made:
+    def find(self, counts: SizeChanges) -> _Made:
         """Return the best values where numbers of heads and groups start as these."""
         start = self.judge(self.config, self.full)
         guess = dict(guess_values(self.config, self.sizes.widths, counts))
@@ -286,7 +286,7 @@ _WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ff
 _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
-def guess_values(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
+def guess_values(config: Any, widths: SizeChanges, counts: SizeChanges) -> Iterator[tuple[Fields, Any]]:
     """Yield numbers, by name widths or counts of heads, that become one other number.
 
     >>> from types import SimpleNamespace
@@ -301,7 +301,7 @@ def guess_values(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fi
 
 
 def alternatives(
-    config: Any, original: Any, sizes: Sizes, pairs: Collection[tuple[int, int]], shares: Collection[float]
+    config: Any, original: Any, sizes: SizeChanges, pairs: Collection[tuple[int, int]], shares: Collection[float]
 ) -> Iterator[tuple[Fields, Any]]:
     """Yield other values for one field of a configuration.
 
@@ -337,7 +337,7 @@ def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _renew_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
+def _renew_lists(value: list | tuple, sizes: SizeChanges) -> Iterator[list | tuple]:
     """Yield the list with all its sizes replaced, then with one of them."""
     if (new := renew(value, sizes)) is not None:
         yield new

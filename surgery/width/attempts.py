@@ -37,14 +37,14 @@ _COUPLINGS = 6  # that are tried to bring the narrow model further
 _MOST_WHOLE = 8  # operations around which widths keep their size because the narrow model does not run
 
 
-class Place(NamedTuple):
+class StepAxis(NamedTuple):
     """An axis of a trace: the number of a step, and of the axis among that step's."""
 
     step: int
     position: int
 
 
-Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that become one width
+Coupling: TypeAlias = tuple[tuple[StepAxis, StepAxis], ...]  # pairs of axes that become one width
 
 
 Numbers: TypeAlias = Callable[[Collection[Atom]], Mapping[Atom, int]]
@@ -59,7 +59,7 @@ class Unreachable(SurgeryError):
 
 
 @dataclass(frozen=True)
-class Request:
+class NarrowRequest:
     """The arguments of `surgery.narrow`.
 
     Attributes:
@@ -100,7 +100,7 @@ class Attempt:
         solution, demand, chosen: the axes, what was asked of them, and the positions.
     """
 
-    request: Request
+    request: NarrowRequest
     known: Constraints
     seen: Observed[Trace]
     solution: Solution
@@ -149,7 +149,7 @@ class Attempt:
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
-def final(request: Request) -> Attempt:
+def final(request: NarrowRequest) -> Attempt:
     """Return the attempt with a narrow model that runs as predicted.
 
     Raises SurgeryError as `attempts` does.
@@ -160,7 +160,7 @@ def final(request: Request) -> Attempt:
         raise SurgeryError(str(error), code="target") from None
 
 
-def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
+def attempts(request: NarrowRequest, known: Constraints = Constraints()) -> Iterator[Attempt]:
     """Yield attempts, each further than the last, until one runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck keep their
@@ -189,7 +189,7 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
 
 
 @pause_collector()
-def attempt(request: Request, known: Constraints) -> Attempt:
+def attempt(request: NarrowRequest, known: Constraints) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
     seen = trace_model(request.model, request.example, request.output)
     trace = seen.found
@@ -251,12 +251,12 @@ def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
     axes that are as long as these.
     """
     step, choice = current.solution.steps[number], current.chosen.choice
-    places: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
+    places: dict[int, dict[int, StepAxis]] = {}  # by size and new size the first axis that may shrink
     for i, other in enumerate(current.solution.steps):
         if is_inside(other.module, step.module):
             for position, axis in enumerate(other.axes()):
                 if not is_whole(axis):
-                    places.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(i, position))
+                    places.setdefault(axis.size, {}).setdefault(size_of(axis, choice), StepAxis(i, position))
     new_sizes = {axis.size: size_of(axis, choice) for axis in step.axes() if not is_whole(axis)}
     for size in sorted(new_sizes):
         first = places[size][new_sizes[size]]
@@ -278,7 +278,7 @@ def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
     numbers = number_steps(steps)
     names = [*numbers]
 
-    def move(place: Place, other: str) -> tuple[Place, int] | None:
+    def move(place: StepAxis, other: str) -> tuple[StepAxis, int] | None:
         """Return a place in another module and its axis's length; None if it is whole."""
         around, call, name = names[place.step]
         inside = around[len(module) :].removeprefix(".")
@@ -286,7 +286,7 @@ def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
         axes_there = [] if number is None else steps[number].axes()[place.position :]
         if number is None or not axes_there or is_whole(axes_there[0]):
             return None
-        return Place(number, place.position), axes_there[0].size
+        return StepAxis(number, place.position), axes_there[0].size
 
     pairs = [*coupling]
     for other in alike(current.seen.model, module):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, NewSizes, Sizes, merge_sizes, together
+from surgery.width.constants import COUNT, NewSizes, SizeChanges, merge_sizes, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -128,7 +128,7 @@ def _follow_compared(
             yield expression, news.pop()
 
 
-def _news(sizes: Sizes, value: Number) -> set[Number]:
+def _news(sizes: SizeChanges, value: Number) -> set[Number]:
     """Return what sizes that equal a value become."""
     return {new for old, news in sizes.items() if old == value for new in news}
 

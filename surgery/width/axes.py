@@ -19,7 +19,7 @@ from typing import NamedTuple
 from surgery.errors import InternalError
 
 
-class Kind(IntEnum):
+class ReasonKind(IntEnum):
     """The kind of a reason, from the easiest to mend to the firmest."""
 
     LOST = 1
@@ -46,28 +46,28 @@ class Why(NamedTuple):
     Of several reasons the one of the highest kind counts: it holds whatever is mended.
     """
 
-    kind: Kind
+    kind: ReasonKind
     text: str
 
 
 def lost(text: str) -> Why:
     """Say that an operation cannot be followed."""
-    return Why(Kind.LOST, text)
+    return Why(ReasonKind.LOST, text)
 
 
 def picked(text: str) -> Why:
     """Return a reason: positions differ by their number, their order or by data."""
-    return Why(Kind.PICKED, text)
+    return Why(ReasonKind.PICKED, text)
 
 
 def role(text: str) -> Why:
     """Say that each position has a role of its own."""
-    return Why(Kind.ROLE, text)
+    return Why(ReasonKind.ROLE, text)
 
 
 def place(text: str) -> Why:
     """Return the reason of an axis that counts places."""
-    return Why(Kind.PLACE, text)
+    return Why(ReasonKind.PLACE, text)
 
 
 def firmest(*reasons: Why | None) -> Why | None:

@@ -23,7 +23,7 @@ from surgery.torch_private import Operations, tree_map
 from surgery.width.attributes import attribute_values
 from surgery.width.axes import SHUFFLED
 from surgery.width.constants import (
-    Sizes,
+    SizeChanges,
     layer_edits,
     new_sizes,
     step_sizes,
@@ -60,7 +60,7 @@ class Divergence(NamedTuple):
     message: str
 
 
-class _Diverged(Exception):
+class _DivergentStep(Exception):
     """A step at which the narrow model does not do what was predicted.
 
     `computed`: it computes with another number.
@@ -93,7 +93,7 @@ def check_plan(
     news = {key: new for key, new in _find_filling(solution, scalings).items() if key not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
-    divergences: list[_Diverged] = []
+    divergences: list[_DivergentStep] = []
     for values in attribute_values(model, solution, choice, scales, by_module):
         small = plan.build_unchecked(model)
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
@@ -163,7 +163,7 @@ def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice,
     return ""
 
 
-def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
+def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _DivergentStep) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
@@ -238,7 +238,7 @@ class _Predicted(Operations):
         choice: Choice,
         scales: Scales | None = None,
         changed: Collection[float] = (),
-        shapes: Sizes | None = None,
+        shapes: SizeChanges | None = None,
     ):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(named_tensors(small))
@@ -248,7 +248,7 @@ class _Predicted(Operations):
         wraps = any(key.endswith(ITEM) for step in solution.steps for key in step.scalars)
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
-    def difference(self, example: Any) -> _Diverged | None:
+    def difference(self, example: Any) -> _DivergentStep | None:
         """Return the narrow model's first operation that is not as predicted, or None."""
         last = len(self.solution.steps) - 1
         for training, outputs, returned in zip(self.solution.modes, self.solution.outputs, self.solution.returned):
@@ -257,13 +257,17 @@ class _Predicted(Operations):
                 with in_mode(self.small, training), watching(self.small), self.wrapping, self:
                     output = call(self.small, copy_tensors(example))
             except Exception as error:
-                return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
+                return (
+                    error
+                    if isinstance(error, _DivergentStep)
+                    else _DivergentStep(min(self.done, last), first_line(error))
+                )
             expected = [tuple(size_of(axis, self.choice) for axis in tensor_axes) for tensor_axes in outputs]
             if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
-                return _Diverged(min(self.done, last), "the output has another shape")
+                return _DivergentStep(min(self.done, last), "the output has another shape")
             if self.origins.of(tensors_in(output)) != returned:  # which an index that was taken for a width has picked
-                return _Diverged(min(self.done, last), "the output is another tensor")
-        return None if self.done > last else _Diverged(self.done, "the narrow model stops early")
+                return _DivergentStep(min(self.done, last), "the output is another tensor")
+        return None if self.done > last else _DivergentStep(self.done, "the narrow model stops early")
 
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
@@ -275,10 +279,10 @@ class _Predicted(Operations):
             self.origins.note_passed(inputs, outputs)
             return result
         if self.done >= len(self.solution.steps):
-            raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
+            raise _DivergentStep(self.done - 1, f"the narrow model continues with {name}")
         step = self.solution.steps[self.done]
         if step.name != name:
-            raise _Diverged(self.done, f"{name} instead of {step.name}")
+            raise _DivergentStep(self.done, f"{name} instead of {step.name}")
         if step.decided is not None and self._stays(step.outputs) and not self.wrapped.holds(inputs):
             # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
             result = tree_map(
@@ -296,13 +300,13 @@ class _Predicted(Operations):
             left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
             if expected != list(tensor.shape) and not left_empty:
                 message = f"a result of shape {list(tensor.shape)} where {expected} was expected"
-                raise _Diverged(self.done, message + (computed and f" ({computed})"), bool(computed))
+                raise _DivergentStep(self.done, message + (computed and f" ({computed})"), bool(computed))
         if sources != step.sources:
-            raise _Diverged(self.done, f"{name} of other tensors")
+            raise _DivergentStep(self.done, f"{name} of other tensors")
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, inputs)
         if computed:
-            raise _Diverged(self.done, computed, computed=True)
+            raise _DivergentStep(self.done, computed, computed=True)
         self.same |= {(self.done, value) for value in scalars.values() if isinstance(value, int | float)}
         self.origins.note_made(self.done, outputs)
         self.done += 1
@@ -320,7 +324,7 @@ class _Predicted(Operations):
         if key == "start" and value < 0:
             value += inputs[0].shape[bound["dim"]]
         if value != expected:
-            raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
+            raise _DivergentStep(self.done, f"{key}={value} where {expected} was expected")
 
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
         """Return whether a number may become another: a size, or a power of a share."""

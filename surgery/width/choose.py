@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, first_line
 from surgery.names import hint, matches, named_modules
 from surgery.width import axes
-from surgery.width.axes import Kind, Why, lost, role
+from surgery.width.axes import ReasonKind, Why, lost, role
 from surgery.width.plan import runs_of
 from surgery.width.solve import (
     Atom,
@@ -308,7 +308,7 @@ def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> 
     return scores[atom]
 
 
-INSIDE = Why(Kind.ASKED, "it separates heads, and heads='inside' keeps all of them")
+INSIDE = Why(ReasonKind.ASKED, "it separates heads, and heads='inside' keeps all of them")
 
 
 class Chosen(NamedTuple):
@@ -385,7 +385,7 @@ def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
         if not isinstance(n, int) or not any(demand.made[module, atom] == axis.size for atom in atoms(axis)):
             continue
         reasons = [chosen.why(atom) for atom in atoms(axis)]
-        excused = all(why and why.kind >= Kind.ASKED and why is not INSIDE for why in reasons)
+        excused = all(why and why.kind >= ReasonKind.ASKED and why is not INSIDE for why in reasons)
         if (size := size_of(axis, chosen.choice)) == n or excused:
             continue
         text = f"width[{pattern!r}] asks for {n} positions of the {axis.size} that {module!r} makes"
@@ -419,7 +419,7 @@ def _reasons_to_keep(solution: Solution, demand: Demand) -> dict[Atom, Why]:
         tensors = [tensor_axes for (module, _), tensor_axes in solution.tensors.items() if matches(module, pattern)]
         made_axes = [axis for module, axis in solution.made if matches(module, pattern)]
         for axis in (*made_axes, *(axis for tensor_axes in tensors for axis in tensor_axes)):
-            reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
+            reasons.update(dict.fromkeys(atoms(axis), Why(ReasonKind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
 
 

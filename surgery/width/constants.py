@@ -16,15 +16,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.names import named_modules
-from surgery.width.axes import Kind
+from surgery.width.axes import ReasonKind
 from surgery.width.scales import Scales
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
 from surgery.width.steps import Step
 
-Sizes = dict[int, set[int]]  # old size -> what axes of that size become
+SizeChanges = dict[int, set[int]]  # old size -> what axes of that size become
 
 
-class _Part(NamedTuple):
+class _DigitRun(NamedTuple):
     """Consecutive digits of an axis. Code may store their size as one number.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Part(NamedTuple):
     changes: bool
 
 
-def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
+def _parts(axis: Axis, choice: Choice) -> Iterator[_DigitRun]:
     """Yield an axis, its stretches of digits, and the same of the digits' terms."""
     axis_digits = digits(axis)
     stretches: list[Sequence[Axis]] = [
@@ -50,7 +50,9 @@ def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
             is_count = len(stretch) == 1 and bool(grouping_of(stretch[0]))
-            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(axis_digits) > 1), old != new)
+            yield _DigitRun(
+                math.prod(old), math.prod(new), is_count, not (is_count and len(axis_digits) > 1), old != new
+            )
     for digit in axis_digits:
         if isinstance(digit, Sum):
             for term in dict.fromkeys(terms(digit)):
@@ -58,12 +60,12 @@ def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
 
 
 def _is_of_input(digit: Axis) -> bool:
-    return all(atom.why and atom.why.kind is Kind.INPUT for atom in atoms(digit))
+    return all(atom.why and atom.why.kind is ReasonKind.INPUT for atom in atoms(digit))
 
 
-def merge_sizes(several: Iterable[Sizes]) -> Sizes:
+def merge_sizes(several: Iterable[SizeChanges]) -> SizeChanges:
     """Return the sizes of several modules, taken together."""
-    result: Sizes = {}
+    result: SizeChanges = {}
     for sizes in several:
         for old, new in sizes.items():
             result.setdefault(old, set()).update(new)
@@ -82,16 +84,16 @@ class NewSizes(NamedTuple):
         scales: (number, what it becomes) for numbers that an operation used and that are a power of a width.
     """
 
-    widths: Sizes
-    counts: Sizes
+    widths: SizeChanges
+    counts: SizeChanges
     scales: list[tuple[float, float]]
 
     @property
-    def numbers(self) -> Sizes:
+    def numbers(self) -> SizeChanges:
         """Widths and counts together."""
         return merge_sizes([self.widths, self.counts])
 
-    def add(self, parts: Iterable[_Part], only_changes: bool) -> None:
+    def add(self, parts: Iterable[_DigitRun], only_changes: bool) -> None:
         """Note the sizes of an axis's parts."""
         for part in parts:
             if part.is_width and (part.changes or not only_changes):
@@ -130,7 +132,7 @@ def together(several: Iterable[NewSizes]) -> NewSizes:
     )
 
 
-def step_sizes(step: Step[Axis], choice: Choice) -> Sizes:
+def step_sizes(step: Step[Axis], choice: Choice) -> SizeChanges:
     """Return the sizes that one operation sees, and what they become."""
     parts = [(part.old, part.new) for axis in step.axes() for part in _parts(axis, choice)]
     arguments = [(number, size_of(axis, choice)) for number, axis in _numbers(step)]
@@ -141,7 +143,7 @@ def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
 
 
-def renew(value: Any, sizes: Sizes) -> Any:
+def renew(value: Any, sizes: SizeChanges) -> Any:
     """Return numbers with sizes replaced; None if none changes in exactly one way.
 
     >>> renew(8, {8: {6}}), renew((8, 3), {8: {6}}), renew(8, {8: {6, 4}})

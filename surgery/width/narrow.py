@@ -12,7 +12,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import check_runs, named_tensors, pause_collector, tensors_in
 from surgery.names import join
 from surgery.plan import Plan
-from surgery.width.attempts import Attempt, Request, attempts, final
+from surgery.width.attempts import Attempt, NarrowRequest, attempts, final
 from surgery.width.check import difference_where_it_is
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, check_demand, choose, parse_width
 from surgery.width.corner import corner
@@ -137,7 +137,7 @@ def narrow(
         _check_without("positions", {name: options[name] for name in ("scores", "heads", "rounding")})
     rate, rates = parse_width(1.0 if width is None else width)
     demand = check_demand(model, Demand(rate, rates, keep, heads, rounding))
-    request = Request(model, example, demand, output, strict, scores, positions=positions)
+    request = NarrowRequest(model, example, demand, output, strict, scores, positions=positions)
     with pause_collector():
         attempt = final(request)
         return finish(attempt), attempt.plan
@@ -314,7 +314,7 @@ def widths(
         solution = solve(trace_model(model, example, output).found)
         chosen = choose(solution, demand)
     else:
-        sequence = attempts(Request(model, example, demand, output))
+        sequence = attempts(NarrowRequest(model, example, demand, output))
         attempt = next(sequence)
         with suppress(SurgeryError):  # if nothing can shrink, the last attempt shows why
             for later in sequence:

@@ -7,7 +7,7 @@ from torch import nn
 
 from surgery.forward import named_tensors
 from surgery.names import join, matches
-from surgery.width.axes import Kind, Why, firmest, lost
+from surgery.width.axes import ReasonKind, Why, firmest, lost
 from surgery.width.choose import INSIDE, Chosen, Demand
 from surgery.width.scales import Scaling
 from surgery.width.solve import (
@@ -75,9 +75,9 @@ def find_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Unshr
             if shifted:  # leaves out places that attention looks up by distance
                 hidden = not parts.isdisjoint(by_layers)
             elif any(atom.makers for atom in parts):
-                hidden = why.kind < Kind.PLACE or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
+                hidden = why.kind < ReasonKind.PLACE or (why.kind is ReasonKind.OUTPUT and not parts.isdisjoint(read))
             else:  # leaves out tokens, which attention sums
-                hidden = why.kind in (Kind.LOST, Kind.UNMADE) and not parts.isdisjoint(by_layers)
+                hidden = why.kind in (ReasonKind.LOST, ReasonKind.UNMADE) and not parts.isdisjoint(by_layers)
             places = [place for a in atoms(part) if a in parts for place in solution.members.get(a, ())]
             if hidden and places:
                 known |= parts
@@ -128,10 +128,10 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     if all(why is INSIDE for why in reasons) and set(parts) == set(atoms(axis)):  # it has a number for each head
         return INSIDE
     several = sum(any(chosen.why(atom) is INSIDE for atom in atoms(digit)) for digit in digits(axis)) > 1
-    if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
-        reason = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))
+    if several or any(why is None or why.kind <= ReasonKind.PICKED for why in reasons):
+        reason = firmest(*(why for why in reasons if why and why.kind < ReasonKind.ASKED))
         return reason or lost("no share of its parts shrinks it: they shrink, or stay, for other widths")
-    undone = [why for why in reasons if why.kind is Kind.LOST]  # without these the axis would shrink
+    undone = [why for why in reasons if why.kind is ReasonKind.LOST]  # without these the axis would shrink
     return firmest(*(undone or reasons))
 
 

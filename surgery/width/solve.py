@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surgery.names import join
 from surgery.width import axes
-from surgery.width.axes import Kind, Why
+from surgery.width.axes import ReasonKind, Why
 from surgery.width.provenance import Expression
 from surgery.width.reads import Read
 from surgery.width.steps import Step
@@ -342,7 +342,7 @@ class Solver:
             makers = tuple(self._makers.get(axis, ()))
             why = axis.why or self._whole.get(axis)
             if why is None and not makers and axis in self._held:
-                why = Why(Kind.UNMADE, "no layer makes it")
+                why = Why(ReasonKind.UNMADE, "no layer makes it")
             order = why.text if why else self._order.get(axis, "")
             grouping = "" if axis.grouping == "heads" and axis in self._no_heads else axis.grouping
             return Atom(axis.size, why, grouping, order, makers)

@@ -31,7 +31,7 @@ from surgery.forward import (
 )
 from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
-from surgery.width.axes import Axes, Axis, Kind, Why, lost
+from surgery.width.axes import Axes, Axis, ReasonKind, Why, lost
 from surgery.width.by_tensor import ByTensor
 from surgery.width.provenance import Tracked, Tracking, find_tracked, plain, remember
 from surgery.width.reads import Read, read
@@ -123,7 +123,7 @@ class Trace:
         self.mark_data(tensors_in(example))
         for tensor in tensors_in(example):
             for axis in self.axes_of(tensor):
-                axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
+                axes.fix(axis, Why(ReasonKind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
         self.returned: list[list[Any]] = []
         self.lengths: list[int] = []
@@ -149,7 +149,7 @@ class Trace:
         self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
         self.returned.append(self._origins.of(tensors_in(result)))
         for axis in (axis for tensor in fixed for axis in self.axes_of(tensor)):
-            axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
+            axes.fix(axis, Why(ReasonKind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False
         candidates = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in candidates.items() if id(tensor) not in self.touched]
@@ -160,7 +160,7 @@ class Trace:
         All of them, or the tensors that `output` returns or computes with.
         """
         if self.output:
-            with _Computed(self._axes, tensors_in(result)) as computed:
+            with _Dependencies(self._axes, tensors_in(result)) as computed:
                 tensors = computed.sources(tensors_in(self.output(result)))
         else:
             tensors = tensors_in(result)
@@ -293,7 +293,7 @@ class Origins:
             self._of[tensor] = (step, position)
 
 
-class _Computed(TorchFunctionMode):
+class _Dependencies(TorchFunctionMode):
     """Notes from which tensors of the forward pass other tensors are computed."""
 
     def __init__(self, known: Mapping[Tensor, Any], returned: Iterable[Tensor]):

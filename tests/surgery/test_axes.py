@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from surgery.errors import InternalError
 from surgery.width.axes import (
     Axis,
-    Kind,
+    ReasonKind,
     Why,
     atoms,
     concatenation,
@@ -230,7 +230,7 @@ def test_axes__fix_keeps_every_position_and_the_first_of_the_firmest_reasons(see
         assert positions(axis, keeper(choice)) == list(range(axis.size))
         assert is_fixed(axis)
     assert {atom: atom.why for atom in atoms(axis)} == {atom: why or role("because") for atom, why in before.items()}
-    data = Why(Kind.OUTPUT, "an output")
+    data = Why(ReasonKind.OUTPUT, "an output")
     fix(axis, data)
     assert {atom.why for atom in atoms(axis)} == {data}
 

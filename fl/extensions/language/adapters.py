@@ -14,7 +14,7 @@ from torch import nn
 from fl.base.errors import FLError, code_of
 from fl.base.settings import Natural, OnlyWith, number, one_of, several
 from fl.engine.constants import as_constants, as_parameters
-from fl.models.fleet import Architecture, Fleet, leading_plan
+from fl.models.fleet import ClientArchitecture, Fleet, leading_plan
 from surgery import SurgeryError, adapters
 
 _ON = OnlyWith("kind", "lora", "dora")
@@ -127,4 +127,4 @@ def fleet_of_ranks(create: Callable[[int], nn.Module], ranks: Sequence[int], cli
     kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
     models = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
     owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
-    return Fleet(tuple(Architecture(net, leading_plan(model, net)) for net in models), owned)
+    return Fleet(tuple(ClientArchitecture(net, leading_plan(model, net)) for net in models), owned)

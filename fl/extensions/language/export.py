@@ -9,7 +9,7 @@ from fl.base.files import writing
 from fl.engine.constants import as_parameters
 from fl.extensions.language.sources import HFModel
 from fl.models.custom_model import LIBRARIES
-from fl.runs.export import Format, Origin
+from fl.runs.export import Format, ModelOrigin
 from fl.runs.folder import load_initial_weights
 from fl.settings import Config
 from surgery import SurgeryError, adapters
@@ -17,7 +17,7 @@ from surgery.files.whole import in_one_step
 from surgery.torch_private import BatchNorm
 
 
-def _write_hf(net: nn.Module, path: Path, origin: Origin) -> None:
+def _write_hf(net: nn.Module, path: Path, origin: ModelOrigin) -> None:
     """Write a folder that `from_pretrained` loads."""
     if not isinstance(net, HFModel):
         raise FLError(
@@ -28,7 +28,7 @@ def _write_hf(net: nn.Module, path: Path, origin: Origin) -> None:
         net.save(temporary)
 
 
-def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
+def _write_peft(net: nn.Module, path: Path, origin: ModelOrigin) -> None:
     """Write a folder with the adapters alone."""
     inner, settings = net.model if isinstance(net, HFModel) else net, _base(net, origin)
     try:
@@ -38,7 +38,7 @@ def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
         raise FLError(f"{path}: {error}", code=code_of(error)) from None
 
 
-def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
+def _base(net: nn.Module, origin: ModelOrigin) -> dict[str, str | None]:
     """Return peft's settings of the base of a run's adapters: its name, or nothing.
 
     A model that was given from Python says it itself.

@@ -23,7 +23,7 @@ from fl.base.plugins import transformers
 from fl.data import Dataset, is_text
 from fl.data.mapped import pieces
 from fl.models.padding import Padded
-from fl.models.sources import Source
+from fl.models.sources import ModelSource
 from surgery.states import shapes_of
 
 _log = logging.getLogger("fl")
@@ -107,7 +107,7 @@ def _normalisation(folder: Path | None) -> tuple[Any, Any]:
         ) from None
 
 
-class Folder(Source):
+class Folder(ModelSource):
     """The model that --model hf:FOLDER names: a model with the folder's weights."""
 
     @property
@@ -123,11 +123,11 @@ class Folder(Source):
             return library.AutoConfig.from_pretrained(self.path, local_files_only=True)
 
     def check(self) -> None:
-        """See `Source.check`."""
+        """See `ModelSource.check`."""
         self.config()
 
     def check_takes(self, data: Dataset) -> None:
-        """See `Source.check_takes`."""
+        """See `ModelSource.check_takes`."""
         if isinstance(data.x, dict):
             inputs = ", ".join(data.x)
             raise FLError(
@@ -141,7 +141,7 @@ class Folder(Source):
             )
 
     def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
-        """See `Source.maker`."""
+        """See `ModelSource.maker`."""
         kind = "CausalLM" if len(outputs) > 1 else "SequenceClassification" if tokens else "ImageClassification"
         return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
 
@@ -178,7 +178,7 @@ class Folder(Source):
         return replace(data, classes=size) if data.text else data
 
     def hint(self, data: Dataset) -> str:
-        """See `Source.hint`."""
+        """See `ModelSource.hint`."""
         if data.tokens:
             return "; is --text.length beyond its max_position_embeddings, or pad_token_id not in its config.json?"
         return (

@@ -15,9 +15,9 @@ from surgery.forward import tensors_in
 from surgery.width.axes import Axis, Why, atoms, fix, lost, mark_grouping, product, regroup, role, unify
 from surgery.width.rules import registry
 from surgery.width.rules.registry import (
-    Function,
     Rule,
     RuleError,
+    RuleFunction,
     RuleResult,
     View,
     argument_names,
@@ -35,10 +35,10 @@ def register_rule(name: str, notation: str, *, sizes: Collection[str] = (), repl
 @overload
 def register_rule(
     name: str, notation: None = None, *, sizes: Collection[str] = (), replace: bool = False
-) -> Callable[[Function], Function]: ...
+) -> Callable[[RuleFunction], RuleFunction]: ...
 def register_rule(
     name: str, notation: str | None = None, *, sizes: Collection[str] = (), replace: bool = False
-) -> Callable[[Function], Function] | None:
+) -> Callable[[RuleFunction], RuleFunction] | None:
     """Teach `surgery.narrow` an operation by a rule, which says what it does to axes.
 
     With a notation this is one line; without one it decorates a function. The notation lists the arguments that are
@@ -107,7 +107,7 @@ def register_rule(
     listed = () if notation is None else Notation(notation).arguments
     unknown = () if known else (*sizes, *listed)
 
-    def register(function: Function) -> Function:
+    def register(function: RuleFunction) -> RuleFunction:
         registry.RULES[key] = Rule(key, _watch(name, function, unknown), frozenset(sizes), taught=True)
         return function
 
@@ -117,7 +117,7 @@ def register_rule(
     return None
 
 
-def _watch(operation: str, function: Function, names: Collection[str]) -> Function:
+def _watch(operation: str, function: RuleFunction, names: Collection[str]) -> RuleFunction:
     """Return a user's rule that raises RuleError if it, or its result, is wrong.
 
     Args:
@@ -339,7 +339,7 @@ class Notation:
         return token
 
 
-def rule_of(text: str, operation: str) -> Function:
+def rule_of(text: str, operation: str) -> RuleFunction:
     """Return the rule of an operation that a notation stands for.
 
     Raises:

@@ -55,7 +55,7 @@ class RuleResult(NamedTuple):
     fixed_when_read: Sequence[tuple[Axis, Why]] = ()
 
 
-Function = Callable[[View, dict[str, Any], Any], RuleResult | Axes | list]
+RuleFunction = Callable[[View, dict[str, Any], Any], RuleResult | Axes | list]
 """From what a rule may ask, the call's arguments by name and the result to the result's axes, or a `RuleResult`."""
 
 
@@ -73,7 +73,7 @@ class Rule:
     """
 
     name: str
-    function: Function
+    function: RuleFunction
     sizes: frozenset[str] = frozenset()
     layout: bool = False
     carries: bool = False
@@ -85,7 +85,7 @@ class RuleError(SurgeryError):
 
 
 RULES: dict[str, Rule] = {}
-TAGGED: dict[torch.Tag, Function] = {}
+TAGGED: dict[torch.Tag, RuleFunction] = {}
 """The rules of operations that have a tag but no rule of their own, by tag."""
 
 
@@ -97,7 +97,7 @@ def rule(
     sizes: Collection[str] = (),
     layout: bool = False,
     carries: bool = False,
-) -> Callable[[Function], Function]:
+) -> Callable[[RuleFunction], RuleFunction]:
     """Register a rule for operations.
 
     Names of aten's have no namespace, and none has an overload or a last underscore.
@@ -109,7 +109,7 @@ def rule(
     """
     head, *others = names.split()
 
-    def register(function: Function) -> Function:
+    def register(function: RuleFunction) -> RuleFunction:
         for name in (head, *others):
             RULES[name] = Rule(name, function, frozenset(sizes), layout, carries or layout)
         RULES.update(dict.fromkeys(same.split(), RULES[head]))

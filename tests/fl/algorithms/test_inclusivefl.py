@@ -22,7 +22,7 @@ from fl.algorithms.nefl import NeFLOptions
 from fl.base.rng import Rng
 from fl.data import load
 from fl.federation import Federation
-from fl.models.fleet import Architecture, Fleet, plan_within
+from fl.models.fleet import ClientArchitecture, Fleet, plan_within
 from fl.partition import Split
 from surgery import state, ungraft
 
@@ -208,7 +208,7 @@ def test_inclusivefl__modules_beside_each_other_are_no_blocks():
     own = [Split(part, part[:0], part[:0]) for part in torch.arange(40).split(20)]
     full = Headed()
     small, _ = ungraft(full, keep={"blocks": 1}, example=torch.zeros(1, 64))
-    kinds = [Architecture(net, plan_within(full, net, "none", spec=spec), spec) for net in (full, small)]
+    kinds = [ClientArchitecture(net, plan_within(full, net, "none", spec=spec), spec) for net in (full, small)]
     fed = Federation(full, data, own, participants=2, fleet=Fleet(tuple(kinds), (0, 1)))
     server = inclusivefl(fed, InclusiveFLOptions(own="classifier")).init()
     assert {name.partition(":")[2] for name in server["own"]} == {n for n in state(full) if n.startswith("heads")}

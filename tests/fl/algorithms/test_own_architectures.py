@@ -17,7 +17,7 @@ from fl.algorithms.fedmd import FedMDOptions, share_out
 from fl.base.rng import Rng, draw
 from fl.engine import SGD
 from fl.engine.batches import make_batches
-from fl.models.fleet import Architecture, Fleet, identity_plan
+from fl.models.fleet import ClientArchitecture, Fleet, identity_plan
 
 ABLE = ("local", "fedproto", "fedmd")
 FEW = {"samples": 200, "clients": 5, "participants": 3, "rounds": 2, "partition": "iid", "local_epochs": 1}
@@ -163,7 +163,7 @@ def test_own_architectures__architectures_of_a_federation_made_by_hand():
     base, _ = fl.build(config("fedavg"))
     nets = [cnn(), mlp()]
     for plans in ([None, None], [identity_plan(net) for net in nets]):
-        fleet = Fleet(tuple(map(Architecture, nets, plans)), (0, 1, 1, 0, 1))
+        fleet = Fleet(tuple(map(ClientArchitecture, nets, plans)), (0, 1, 1, 0, 1))
         fed = fl.Federation(nets[0], base.data, base.clients, 3, base.local, fleet=fleet)
         for name in ABLE:
             play(ALGORITHMS[name](fed), fed, rounds=1)

@@ -14,8 +14,8 @@ from fl import Config, Experiment, FLError
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedprox import FedProxOptions
 from fl.base.settings import (
+    Bounds,
     Flag,
-    Limits,
     OnlyWith,
     as_read,
     check_types,
@@ -46,14 +46,14 @@ BESIDE = {"class_share": "shards", "clusters": "clusters", "cluster_classes": "c
 @pytest.mark.parametrize(
     ("limits", "said", "formula", "inside", "outside"),
     [
-        (Limits(least=1), "1 or more", "X>=1", [1, 2.5], [0.9, 0]),
-        (Limits(above=0), "above 0", "X>0", [1e-9], [0, -1]),
-        (Limits(least=0, most=1), "between 0 and 1", "0<=X<=1", [0, 1], [-1e-9, 1.1]),
-        (Limits(above=0, most=1), "above 0 and at most 1", "0<X<=1", [0.1, 1], [0, 1.1]),
-        (Limits(least=0, below=0.5), "at least 0 and below 0.5", "0<=X<0.5", [0, 0.4], [0.5, -1]),
-        (Limits(most=2), "at most 2", "X<=2", [2, -9], [2.1]),
-        (Limits(least=2, zero=True), "2 or more, or 0", "X>=2|0", [0, 2], [1, -1]),
-        (Limits(), "", "X", [-1e300], [math.nan, math.inf, True, "1", None, (1,)]),
+        (Bounds(least=1), "1 or more", "X>=1", [1, 2.5], [0.9, 0]),
+        (Bounds(above=0), "above 0", "X>0", [1e-9], [0, -1]),
+        (Bounds(least=0, most=1), "between 0 and 1", "0<=X<=1", [0, 1], [-1e-9, 1.1]),
+        (Bounds(above=0, most=1), "above 0 and at most 1", "0<X<=1", [0.1, 1], [0, 1.1]),
+        (Bounds(least=0, below=0.5), "at least 0 and below 0.5", "0<=X<0.5", [0, 0.4], [0.5, -1]),
+        (Bounds(most=2), "at most 2", "X<=2", [2, -9], [2.1]),
+        (Bounds(least=2, zero=True), "2 or more, or 0", "X>=2|0", [0, 2], [1, -1]),
+        (Bounds(), "", "X", [-1e300], [math.nan, math.inf, True, "1", None, (1,)]),
     ],
 )
 def test_settings__limits_are_what_they_say(limits, said, formula, inside, outside):
@@ -65,7 +65,7 @@ def test_settings__limits_are_what_they_say(limits, said, formula, inside, outsi
 
 def outside(flag, kind):
     """Values of the field's type that it must not have."""
-    if not isinstance(flag.items, Limits):
+    if not isinstance(flag.items, Bounds):
         return ["no such name"]
     plain = int if types_of(kind)[0] == (int,) else float
     beyond = [bound + step for bound in dataclasses.astuple(flag.items)[:4] if bound is not None for step in (-1, 0, 1)]

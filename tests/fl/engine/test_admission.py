@@ -22,7 +22,7 @@ from fl import engine
 from fl.base.rng import Rng
 from fl.data import load
 from fl.engine import Precision, admission, conditions, objectives, train, trial
-from fl.engine.admission import Outcome
+from fl.engine.admission import TrialOutcome
 from fl.engine.eager import Replica
 from fl.engine.losses import by_name
 from fl.federation.local_training import LocalObjective
@@ -224,7 +224,7 @@ def test_admission__a_run_over_several_ranks_keeps_the_loop(groups, monkeypatch,
 )
 def test_admission__a_broken_file_is_no_file(groups, monkeypatch, content):
     offer(monkeypatch, "quick")
-    monkeypatch.setattr(admission, "_decide", lambda *given: Outcome("quick", 3.0))
+    monkeypatch.setattr(admission, "_decide", lambda *given: TrialOutcome("quick", 3.0))
     train(groups, "auto", chosen := {})
     admission._file().write_text(content.replace("KEY", *chosen))
     monkeypatch.setattr(admission, "_known", {})
@@ -237,7 +237,7 @@ def test_admission__a_file_that_cannot_be_written_costs_the_run_nothing(groups, 
     (tmp_path / "cache").write_text("a file in the place of the folder")
     offer(monkeypatch, "quick")
     asked = []
-    monkeypatch.setattr(admission, "_decide", lambda *given: asked.append(1) or Outcome("quick", 3.0))
+    monkeypatch.setattr(admission, "_decide", lambda *given: asked.append(1) or TrialOutcome("quick", 3.0))
     for _ in range(2):
         train(groups, "auto", chosen := {})
         assert list(chosen.values()) == ["quick"]
@@ -306,7 +306,7 @@ def test_admission__what_was_too_slow_is_tried_again_with_twice_the_time(groups,
 
     def compare(*given):
         allowed.append(given[-1] - time.monotonic())
-        return Outcome(late=allowed[-1])
+        return TrialOutcome(late=allowed[-1])
 
     monkeypatch.setattr(admission, "_compare", compare)
     for rounds in (20, 30, 45):  # of 50 s, of which a fiftieth is a second
@@ -382,7 +382,9 @@ def test_admission__a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
 def test_simulate__a_run_keeps_its_choice_and_asks_again_on_another_device(tmp_path, monkeypatch):
     offer(monkeypatch, "quick")
     asked = []
-    monkeypatch.setattr(admission, "_decide", lambda *given: asked.append(given[2]) or Outcome("quick", 3.0, late=-1.0))
+    monkeypatch.setattr(
+        admission, "_decide", lambda *given: asked.append(given[2]) or TrialOutcome("quick", 3.0, late=-1.0)
+    )
     config, folder = small("fedavg", rounds=1, samples=200, local_epochs=1, width=0.1, participants=3), tmp_path / "a"
     data = load("digits")
     simulate(config, folder, dataset=data)

@@ -22,7 +22,7 @@ from fl import run as cli
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
-from fl.engine import Results
+from fl.engine import GroupResults
 from fl.engine.objectives import cross_entropy, proximal
 from fl.extensions.defence import Defence
 from fl.extensions.pace import PaceOptions
@@ -76,7 +76,7 @@ def test_training__stacks_have_an_inverse_and_parts_come_together_in_order(state
     same(cohort.as_before(states[form], parts), every, form)
     same(cohort.per_client(states[form]), every, "list")
     rows = [[0, 1], [2, 3]] if form == "stack" else [[2, 0], [3, 1]]
-    trained = [(some, Results(stack([every[k] for k in some]), losses[some])) for some in rows]
+    trained = [(some, GroupResults(stack([every[k] for k in some]), losses[some])) for some in rows]
     found, loss = cohort.join_results(trained, states[form])
     same(found, every, form)
     assert torch.equal(loss, losses)

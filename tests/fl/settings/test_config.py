@@ -18,7 +18,7 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedprox import FedProxOptions
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.rng import Rng
-from fl.base.settings import Chosen
+from fl.base.settings import Alternative
 from fl.data import Dataset, TextOptions
 from fl.data.__main__ import main
 from fl.partition import KINDS, deal
@@ -87,8 +87,8 @@ def test_config__settings_are_nested_by_topic_and_given_by_the_names_of_flags():
         "resnet20",
         3,
     )
-    assert (config.method, config.data.partition.options.alpha) == (Chosen("fedprox", FedProxOptions()), 0.1)
-    own = fl.Config(clients=ClientSettings(7), method=Chosen("fedprox", FedProxOptions(mu=1.0)))
+    assert (config.method, config.data.partition.options.alpha) == (Alternative("fedprox", FedProxOptions()), 0.1)
+    own = fl.Config(clients=ClientSettings(7), method=Alternative("fedprox", FedProxOptions(mu=1.0)))
     assert own == Config.of(clients=7, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0))
     assert Config.of(local=LocalSettings(lr=0.5), batch_size=3).local == LocalSettings(lr=0.5, batch_size=3)
 
@@ -96,7 +96,7 @@ def test_config__settings_are_nested_by_topic_and_given_by_the_names_of_flags():
 def test_replace__keeps_the_options_that_another_alternative_reads_too():
     config = Config.of(alpha=0.1, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0))
     assert config.replace(partition="dirichlet_mixture").data.partition.options.alpha == 0.1
-    assert config.replace(partition="iid").data.partition == Chosen("iid", KINDS["iid"].options)
+    assert config.replace(partition="iid").data.partition == Alternative("iid", KINDS["iid"].options)
     assert config.replace(algorithm="fedavg").replace(algorithm="fedprox").method.options.mu == 0.01
     assert config.replace(lr=1.0).method == config.method
 
@@ -176,7 +176,9 @@ def test_of__takes_some_settings_of_a_topic_as_a_mapping():
         Config.of(data={"lr": 1.0})
 
 
-@pytest.mark.parametrize("given", [{"method": "fedavg"}, {"method": Chosen("fedavg", 3)}, {"method": Chosen("nope")}])
+@pytest.mark.parametrize(
+    "given", [{"method": "fedavg"}, {"method": Alternative("fedavg", 3)}, {"method": Alternative("nope")}]
+)
 def test_check__refuses_choices_that_are_none(given):
     with pytest.raises(FLError):
         dataclasses.replace(Config(), **given).check()

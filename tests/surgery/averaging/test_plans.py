@@ -220,6 +220,6 @@ def test_plans__weights_are_summed_in_the_order_of_the_models():
     """Not in that of a set of indices, which differs from process to process."""
     indices = [((None, ((0, n),)), 0.1 * n) for n in range(1, 6)]
     for order in itertools.islice(itertools.permutations(indices), 0, None, 5):
-        parts = [plans_module._Part(0, share, 1.0, torch.zeros(1), index) for index, share in order]
+        parts = [plans_module._ClientPart(0, share, 1.0, torch.zeros(1), index) for index, share in order]
         expected = reduce(add, (share for _, share in order))  # `sum` rounds otherwise from Python 3.12 on
         assert plans_module._Mass((1, 6), parts).cells[0, 0].item() == expected

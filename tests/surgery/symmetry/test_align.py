@@ -13,7 +13,7 @@ from surgery.names import join
 from surgery.symmetry import align, permute, repair
 from surgery.symmetry.alignment import Aligner
 from surgery.symmetry.assignment import assignment
-from surgery.symmetry.likeness import Weights
+from surgery.symmetry.likeness import WeightLikeness
 from surgery.width.solve import named_widths, solve
 from surgery.width.trace import trace_model
 
@@ -307,7 +307,7 @@ def test_align__the_start_does_not_depend_on_the_order_of_other_widths():
     other, orders = shuffled(net, x)
     solution = solve(trace_model(net, x).found)
     places = {join(*key): axes for key, axes in solution.tensors.items()}
-    likeness, names = Weights(places, state(net), state(other)), named_widths(solution)
+    likeness, names = WeightLikeness(places, state(net), state(other)), named_widths(solution)
     for name, order in orders.items():
         assert assignment(likeness.first(names[name])) == order.argsort().tolist()
 
@@ -375,7 +375,7 @@ def test_align__a_gain_says_how_the_value_changes():
         solution = solve(trace_model(one, x).found)
         held = dict(one.named_parameters())
         places = {join(*key): axes for key, axes in solution.tensors.items() if join(*key) in held}
-        likeness = Weights(places, state(one), state(other))
+        likeness = WeightLikeness(places, state(one), state(other))
         free = [atom for atom in named_widths(solution).values() if not atom.order and atom in likeness.along]
         choice, generator = {atom: list(range(atom.size)) for atom in free}, torch.Generator().manual_seed(0)
         for atom in free * 3:
