@@ -26,7 +26,7 @@ from zoo.norms import Norm
 _KINDS = ("plain", "fused", "squeezed")
 
 
-class StageRow(NamedTuple):
+class Stage(NamedTuple):
     """A row of the papers' tables: blocks, expansion, channels, first stride."""
 
     kind: str
@@ -65,7 +65,7 @@ class InvertedResidual(nn.Module):
         self,
         inputs: int,
         channels: int,
-        stage: StageRow,
+        stage: Stage,
         stride: int,
         residual: bool,
         drop_path: float,
@@ -99,13 +99,13 @@ class InvertedResidualNetwork(Network):
     extra_rates = ("tail",)
 
     def __init__(
-        self, stages: Sequence[StageRow], depths: int | Sequence[int], stem_channels: int, last_channels: int,
+        self, stages: Sequence[Stage], depths: int | Sequence[int], stem_channels: int, last_channels: int,
         activation: type[nn.Module], *, num_classes: int, in_channels: int, stem: Stem, dropout: float,
         drop_path: float = 0.0, width: float | Sequence[float], **options: Any,
     ) -> None:  # fmt: skip
         self.check(num_classes=num_classes, in_channels=in_channels, stem=stem, dropout=dropout, drop_path=drop_path)
         self.check(stem_channels=stem_channels, last_channels=last_channels)
-        if not stages or not all(isinstance(stage, StageRow) and stage.kind in _KINDS for stage in stages):
+        if not stages or not all(isinstance(stage, Stage) and stage.kind in _KINDS for stage in stages):
             raise ZooError(f"stages are Stages, of kinds {', '.join(_KINDS)}, got {stages!r}", code="argument")
         for stage in stages:
             self.check(expansion=stage.expansion, channels=stage.channels, stride=stage.stride)
@@ -173,7 +173,7 @@ class EfficientNetV2(InvertedResidualNetwork):
     """
 
     def __init__(
-        self, stages: Sequence[StageRow], depths: int | Sequence[int], stem_channels: int = 24,
+        self, stages: Sequence[Stage], depths: int | Sequence[int], stem_channels: int = 24,
         last_channels: int = 1280, *, num_classes: int = 1000, in_channels: int = 3, stem: Stem = "imagenet",
         dropout: float = 0.2, drop_path: float = 0.2, width: float | Sequence[float] = 1.0, norm: Norm = "batch",
         norm_eps: float = 1e-3, rounding: Rounding = "divisor8", scaler: bool = False, step_size: bool = False,
@@ -186,21 +186,21 @@ class EfficientNetV2(InvertedResidualNetwork):
 
 
 _MOBILENETV2 = (
-    StageRow("plain", 1, 16, 1), StageRow("plain", 6, 24, 2), StageRow("plain", 6, 32, 2), StageRow("plain", 6, 64, 2),
-    StageRow("plain", 6, 96, 1), StageRow("plain", 6, 160, 2), StageRow("plain", 6, 320, 1),
+    Stage("plain", 1, 16, 1), Stage("plain", 6, 24, 2), Stage("plain", 6, 32, 2), Stage("plain", 6, 64, 2),
+    Stage("plain", 6, 96, 1), Stage("plain", 6, 160, 2), Stage("plain", 6, 320, 1),
 )  # fmt: skip
 _S = (
-    StageRow("fused", 1, 24, 1), StageRow("fused", 4, 48, 2), StageRow("fused", 4, 64, 2),
-    StageRow("squeezed", 4, 128, 2), StageRow("squeezed", 6, 160, 1), StageRow("squeezed", 6, 256, 2),
+    Stage("fused", 1, 24, 1), Stage("fused", 4, 48, 2), Stage("fused", 4, 64, 2),
+    Stage("squeezed", 4, 128, 2), Stage("squeezed", 6, 160, 1), Stage("squeezed", 6, 256, 2),
 )  # fmt: skip
 _M = (
-    StageRow("fused", 1, 24, 1), StageRow("fused", 4, 48, 2), StageRow("fused", 4, 80, 2),
-    StageRow("squeezed", 4, 160, 2), StageRow("squeezed", 6, 176, 1), StageRow("squeezed", 6, 304, 2),
-    StageRow("squeezed", 6, 512, 1),
+    Stage("fused", 1, 24, 1), Stage("fused", 4, 48, 2), Stage("fused", 4, 80, 2),
+    Stage("squeezed", 4, 160, 2), Stage("squeezed", 6, 176, 1), Stage("squeezed", 6, 304, 2),
+    Stage("squeezed", 6, 512, 1),
 )  # fmt: skip
 _CIFAR = (
-    StageRow("fused", 1, 16, 1), StageRow("fused", 4, 32, 2), StageRow("fused", 4, 48, 2),
-    StageRow("squeezed", 4, 96, 2), StageRow("squeezed", 6, 112, 1),
+    Stage("fused", 1, 16, 1), Stage("fused", 4, 32, 2), Stage("fused", 4, 48, 2),
+    Stage("squeezed", 4, 96, 2), Stage("squeezed", 6, 112, 1),
 )  # fmt: skip
 
 _2021 = "Tan and Le, ICML 2021"

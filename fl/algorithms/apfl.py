@@ -103,7 +103,7 @@ class ModelMixture(nn.Module):
 
         Of single states, or of stacks with an alpha each. Tensors that are not trained are the personal ones.
 
-        >>> mean = Mixture(nn.Linear(1, 1, bias=False), 0.5, False).mean
+        >>> mean = ModelMixture(nn.Linear(1, 1, bias=False), 0.5, False).mean
         >>> mean({"weight": torch.tensor([[[4.0]]])}, {"weight": torch.tensor([[[2.0]]])}, torch.tensor([0.25]))
         {'weight': tensor([[[2.5000]]])}
         """

@@ -36,9 +36,9 @@ class Bounds:
     Attributes:
         zero: whether 0, which then stands for "none", is allowed as well.
 
-    >>> 0.5 in Limits(above=0, most=1), 0 in Limits(above=0, most=1), math.nan in Limits()
+    >>> 0.5 in Bounds(above=0, most=1), 0 in Bounds(above=0, most=1), math.nan in Bounds()
     (True, False, False)
-    >>> print(Limits(above=0, most=1))
+    >>> print(Bounds(above=0, most=1))
     above 0 and at most 1
     """
 
@@ -72,7 +72,7 @@ class Bounds:
     def around(self, word: str) -> str:
         """Write the limits as a formula, for --help.
 
-        >>> Limits(least=0, below=1).around("FLOAT"), Limits(least=1).around("INT")
+        >>> Bounds(least=0, below=1).around("FLOAT"), Bounds(least=1).around("INT")
         ('0<=FLOAT<1', 'INT>=1')
         """
         lower, less = (self.above, "<") if self.least is None else (self.least, "<=")
@@ -86,7 +86,7 @@ class Bounds:
 class OnlyWith:
     """Says that a setting is read only while another of its group has these values.
 
-    >>> print(OnlyWith("optimizer", "sgd", "adam"), OnlyWith("share", Limits(above=0)), sep=", ")
+    >>> print(OnlyWith("optimizer", "sgd", "adam"), OnlyWith("share", Bounds(above=0)), sep=", ")
     sgd or adam, above 0
     """
 
@@ -112,8 +112,8 @@ class Named:
 class Alternative:
     """One of several named alternatives, with the options that it alone reads.
 
-    >>> Chosen("iid")
-    Chosen(name='iid', options=None)
+    >>> Alternative("iid")
+    Alternative(name='iid', options=None)
     """
 
     name: str

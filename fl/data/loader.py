@@ -121,7 +121,7 @@ class DataFiles:
     def damage_error(self, file: str | Path, why: str | Exception) -> FLError:
         """Make the exception for a file that is there but is damaged.
 
-        >>> print(Source("MNIST", Path("data"), ("a", "b")).damage_error("a", "empty"))  # doctest: +ELLIPSIS
+        >>> print(DataFiles("MNIST", Path("data"), ("a", "b")).damage_error("a", "empty"))  # doctest: +ELLIPSIS
         MNIST cannot be read from data: files are damaged (a: empty). Expected there: a, b. ...
         """
         file = file.relative_to(self.root).as_posix() if isinstance(file, Path) else file

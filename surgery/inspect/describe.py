@@ -57,7 +57,7 @@ def describe(report: Report) -> str:
 def macs(size: ModelSize) -> str:
     """Write the number of multiply-accumulates with a unit.
 
-    >>> macs(Size(1, 4_089_184_256, 4, ""))
+    >>> macs(ModelSize(1, 4_089_184_256, 4, ""))
     '4.09 G'
     """
     if size.macs is None:
@@ -69,7 +69,7 @@ def macs(size: ModelSize) -> str:
 def megabytes(size: ModelSize) -> str:
     """Write the size of the state in units of 10^6 bytes.
 
-    >>> megabytes(Size(1, None, 102_441_032, ""))
+    >>> megabytes(ModelSize(1, None, 102_441_032, ""))
     '102.4 MB'
     """
     value = size.state_bytes / 1e6

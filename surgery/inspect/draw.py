@@ -144,7 +144,8 @@ def bars(report: Report) -> list[LayerBar]:
 def positions(columns: Sequence[LayerBar]) -> list[float]:
     """Place bars, with a gap between blocks and a larger one between sections.
 
-    >>> positions([Bar("a", "a.0", "a.0.x", 1, 1), Bar("a", "a.0", "a.0.y", 1, 1), Bar("a", "a.1", "a.1.x", 1, 1)])
+    >>> names = ("a.0", "a.0.x"), ("a.0", "a.0.y"), ("a.1", "a.1.x")
+    >>> positions([LayerBar("a", block, name, 1, 1) for block, name in names])
     [0.0, 1.0, 2.5]
     """
     x = [0.0]

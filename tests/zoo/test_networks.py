@@ -13,15 +13,15 @@ from torch import nn
 
 import zoo
 from zoo import CNN, VGG, EfficientNetV2, LeNet, MobileNetV2, ResNet, Spec, Transformer, VisionTransformer
-from zoo.mobilenet import StageRow
+from zoo.mobilenet import Stage
 from zoo.resnet import BasicBlock, Bottleneck, MultiExitResNet, PreBasicBlock, PreBottleneck
 from zoo.spec import PRESETS
 
 SMALL = {"num_classes": 5, "width": 0.25, "scaler": True}
 STAGES = (
-    StageRow("fused", 1, 16, 1), StageRow("fused", 4, 32, 2), StageRow("fused", 4, 48, 2),
-    StageRow("squeezed", 4, 96, 2),
-    StageRow("squeezed", 6, 112, 1),
+    Stage("fused", 1, 16, 1), Stage("fused", 4, 32, 2), Stage("fused", 4, 48, 2),
+    Stage("squeezed", 4, 96, 2),
+    Stage("squeezed", 6, 112, 1),
 )  # fmt: skip
 CALLED = {
     "cnn": lambda **options: CNN(**options),
@@ -150,9 +150,9 @@ class Mine(ResNet):
         (lambda: MobileNetV2((1, 2)), "argument"),
         (lambda: MobileNetV2(dropout=1), "argument: dropout"),
         (lambda: EfficientNetV2([], []), "argument: stages"),
-        (lambda: EfficientNetV2([("fused", 1, 16, 1)], [1]), "argument: StageRow"),
-        (lambda: EfficientNetV2([StageRow("fuse", 1, 16, 1)], [1]), "argument: fused"),
-        (lambda: EfficientNetV2([StageRow("fused", 1, 0, 1)], [1]), "argument: channels"),
+        (lambda: EfficientNetV2([("fused", 1, 16, 1)], [1]), "argument: Stage"),
+        (lambda: EfficientNetV2([Stage("fuse", 1, 16, 1)], [1]), "argument: fused"),
+        (lambda: EfficientNetV2([Stage("fused", 1, 0, 1)], [1]), "argument: channels"),
         (lambda: EfficientNetV2(STAGES, 1, drop_path=-0.1), "argument: drop_path"),
         (lambda: EfficientNetV2(STAGES, 1, last_channels=0), "argument: last_channels"),
         (lambda: VGG((1, 1, 1)), "argument"),
