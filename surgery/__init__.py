@@ -47,7 +47,7 @@ if _TYPE_CHECKING:  # a type checker sees the packages, which are imported when 
 
 __version__ = next((one.version for one in _metadata.distributions(name="layer-surgery")), "not installed")
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]
-_ROOMS = (
+_PACKAGES = (
     "adapters",
     "experts",
     "libraries",
@@ -63,8 +63,10 @@ _ROOMS = (
 
 def __getattr__(name: str) -> _Any:
     """Import an operation's package when it is first used: `surgery.pruning.prune`."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return _import_module(f"surgery.{name}")
-    rooms = () if name.startswith("_") else _ROOMS  # Python and its tools ask for many
-    room = next((room for room in rooms if name in vars(_import_module(f"surgery.{room}"))), "")
-    raise AttributeError(f"module 'surgery' has no attribute {name!r}" + (room and f": it is surgery.{room}.{name}"))
+    packages = () if name.startswith("_") else _PACKAGES  # Python and its tools ask for many
+    package = next((package for package in packages if name in vars(_import_module(f"surgery.{package}"))), "")
+    raise AttributeError(
+        f"module 'surgery' has no attribute {name!r}" + (package and f": it is surgery.{package}.{name}")
+    )

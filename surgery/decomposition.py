@@ -82,7 +82,7 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
 
 
 def check_segments(segments: Sequence[Sequence[str]], label: str = "segments") -> list[tuple[str, ...]]:
-    """Return groups of tensor names as tuples; SurgeryError for others names `label`.
+    """Return groups of tensor names as tuples; errors for other values name `label`.
 
     >>> check_segments([["a.weight", "a.bias"]])
     [('a.weight', 'a.bias')]

@@ -51,7 +51,7 @@ class Pieces:
         make: Callable[[], Tensor],
         device: torch.device = torch.device("cpu"),
     ) -> "Pieces":
-        """Return pieces of a tensor made whole for the first and dropped after the last."""
+        """Return pieces of a tensor; the first makes it whole, the last drops it."""
         lock, cache = Lock(), []
 
         def read(start: int, stop: int) -> Tensor:

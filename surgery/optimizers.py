@@ -69,12 +69,12 @@ def follow(
     """
     _check(optimizer, before, after, plan, new)
     way = _way(plan, before, after, new)
-    old, grown = _parameters(before), _parameters(after)
-    groups = _group(optimizer, before, grown, way)
+    old, new_parameters = _parameters(before), _parameters(after)
+    groups = _group(optimizer, before, new_parameters, way)
     moved = type(optimizer).__new__(type(optimizer))
     # What else holds a parameter of the old model holds the new one that it has become.
     twins: dict[int, Any] = {
-        id(old[o]): tensor for name, tensor in grown.items() for o in way.origins(name) if o in old
+        id(old[o]): tensor for name, tensor in new_parameters.items() for o in way.origins(name) if o in old
     }
     other_state = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
     state = defaultdict(dict, copy.deepcopy(other_state, twins))
@@ -83,12 +83,12 @@ def follow(
         for name in [name for names in groups for name in names]:
             states = {o: optimizer.state[old[o]] for o in way.origins(name) if old.get(o) in optimizer.state}
             if values := _carry(name, states, way, elsewhere, type(optimizer).__name__):
-                state[grown[name]] = values
+                state[new_parameters[name]] = values
     options: list[dict[str, Any]] = []
     for names, group in zip(groups, optimizer.param_groups):
         rest = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         named = {"param_names": names} if "param_names" in group else {}
-        options.append({"params": [grown[name] for name in names], **copy.deepcopy(rest, twins), **named})
+        options.append({"params": [new_parameters[name] for name in names], **copy.deepcopy(rest, twins), **named})
     moved.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": state, "param_groups": options})
     for name, value in vars(optimizer).items():
         if name not in vars(moved) and not callable(value):  # schedulers put a `step` of their own there
@@ -190,7 +190,7 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _group(
-    optimizer: Optimizer, before: nn.Module, grown: Mapping[str, Tensor], way: _PlanDirection
+    optimizer: Optimizer, before: nn.Module, new_parameters: Mapping[str, Tensor], way: _PlanDirection
 ) -> list[list[str]]:
     """Return the new parameters' names of each group, in the order of the old ones."""
     names = names_by_id(before)
@@ -204,12 +204,12 @@ def _group(
                 )
             place[names[id(tensor)]] = number, at
     homes: dict[str, tuple[int, int] | None] = {}
-    for name in grown:
+    for name in new_parameters:
         if origins := way.origins(name):
             homes[name] = next((place[origin] for origin in origins if origin in place), None)
-    order = {name: number for number, name in enumerate(grown)}
-    alike = {name: re.sub(r"\d+", "#", name) for name in grown}
-    for name in [name for name in grown if name not in homes]:
+    order = {name: number for number, name in enumerate(new_parameters)}
+    alike = {name: re.sub(r"\d+", "#", name) for name in new_parameters}
+    for name in [name for name in new_parameters if name not in homes]:
         kin = [other for other in order if alike[other] == alike[name] and way.origins(other)]
         earlier = [other for other in kin if order[other] < order[name]]
         if not kin and len(optimizer.param_groups) > 1:

@@ -93,7 +93,7 @@ def state(model: nn.Module) -> State:
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, label: str = "a state") -> Mapping[str, Tensor]:
-    """Return a state, given so or as a module; SurgeryError for others names `label`.
+    """Return a state or a module's state; errors for other values name `label`.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -156,9 +156,10 @@ def load(model, values, *, fit=None):
         The model; with `fit`, the model and a `surgery.fitting.Fit`, which prints as a table of what was taken, cut and
         left.
 
-    Raises SurgeryError if a name is missing or unknown, or if a shape differs, unless `fit` is given; with it, if
-    less than a tenth of the tensors of the smaller of both fits, or if several prefixes fit equally well; if
-    floating-point numbers would go into an integer tensor, or if one side has no data (meta device).
+    Raises SurgeryError if a name is missing or unknown, or if a shape differs, unless `fit` is given; with `fit`,
+    if less than a tenth of the tensors fits (of the model's or of the state's, whichever are fewer), or if several
+    prefixes fit equally well. In both cases, if floating-point numbers would go into an integer tensor, or if one side
+    has no data (meta device).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> torch.equal(load(b, state(a)).weight, a.weight)
@@ -364,7 +365,7 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
 def check_same_shapes(
     a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]], name_a: str, name_b: str
 ) -> None:
-    """`check_same` of states by their tensors' shapes."""
+    """Do as `check_same`, for shapes by name."""
     if missing := [name for name in a if name not in b]:
         raise SurgeryError(
             f"tensor {missing[0]!r} of {name_a} is missing in {name_b} ({len(missing)} missing)", code="mismatch"

@@ -1,4 +1,4 @@
-"""Transfers between host and accelerator with one wait, and the precision there."""
+"""Transfers to a device without a wait and back with one, and devices' precision."""
 
 from collections.abc import Sequence
 

@@ -203,7 +203,7 @@ def test_layout__every_room_of_surgery_has_its_types():
     """Its `__getattr__` imports rooms when they are used, which a checker of types does not follow."""
     tree = ast.parse(FILES["surgery"].read_text())
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
-    assert tuple(node.names[0].asname for node in checked.body) == surgery._ROOMS
+    assert tuple(node.names[0].asname for node in checked.body) == surgery._PACKAGES
 
 
 def test_layout__nothing_lies_at_the_root_that_does_not_belong_there():

@@ -127,7 +127,7 @@ class Builder:
     def conv(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, *, bias: bool = False
     ) -> nn.Conv2d:
-        """Return a size-preserving convolution; without norms it always has a bias."""
+        """Return a convolution, padded to keep sizes at stride 1; with a bias if no norms."""
         bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 

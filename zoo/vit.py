@@ -137,7 +137,10 @@ class VisionTransformer(Network):
         super().__init__(parts)
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return libraries' tensors by this model's names: q, k, v apart, channels first."""
+        """Return libraries' tensors by this model's names, with q, k and v apart.
+
+        Their rows are in (channel, head) order.
+        """
         heads, result = self.section1[0].attention.heads, {}
         for name, tensor in sorted(state.items(), key=lambda item: item[1].ndim != 3):  # class token, positions first
             if match := _FUSED.fullmatch(name):

@@ -24,7 +24,7 @@ from statistics import StatisticsError, fmean, stdev
 from benchmarks.papers.cell import Arm, Cell, Comparison
 from benchmarks.papers.stored import STORE, Row, Stored, extendable, runs
 from fl import FLError
-from fl.runs.metrics import find_best
+from fl.runs.metrics import find_judged
 
 REPRODUCED, ORDERING, NOT, NOT_RUN, UNKNOWN = VERDICTS = (
     "reproduced", "ordering reproduced", "not reproduced", "not run", "cannot be known",
@@ -223,7 +223,7 @@ def _tail(column: str, count: int = 1, factor: float = 100) -> Callable[[Sequenc
 
 def _own(column: str) -> Callable[[Sequence[Row]], float]:
     """In the round that validation chooses."""
-    return lambda rows: 100 * find_best(rows)[column]
+    return lambda rows: 100 * find_judged(rows)[column]
 
 
 def _rise(column: str) -> Callable[[Sequence[Row]], float]:

@@ -1,6 +1,6 @@
-"""Reference pages of the rooms, folders within `surgery` and `fl`, and the tables of error codes: made of the sources.
+"""Reference pages of the folders within `surgery` and `fl`, and the tables of error codes: made of the sources.
 
-The rooms are apart from the public names, in the navigation and in the search, which would find each name twice.
+These folders are apart from the public names, in the navigation and in the search, which would find each name twice.
 """
 
 import re
@@ -15,17 +15,19 @@ _UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def navigation(section: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part, with the rooms of each package at its end."""
-    rooms = {package: [{f"{package}.{room.name}": _page(room)} for room in _rooms(package)] for package in PACKAGES}
-    return [*section, {"Internals": [{package: its} for package, its in rooms.items()]}]
+    """The part, with the folders of each package at its end."""
+    pages = {
+        package: [{f"{package}.{folder.name}": _page(folder)} for folder in _folders(package)] for package in PACKAGES
+    }
+    return [*section, {"Internals": [{package: its} for package, its in pages.items()]}]
 
 
 def pages() -> dict[str, str]:
-    """What each room's `__init__` says, then its files in alphabetical order."""
+    """Each folder's docstring, then its files in alphabetical order."""
     return {
-        _page(room): f"{_UNSEARCHED}# {package}.{room.name}\n\n" + "\n".join(map(_entry, _modules(room)))
+        _page(folder): f"{_UNSEARCHED}# {package}.{folder.name}\n\n" + "\n".join(map(_entry, _modules(folder)))
         for package in PACKAGES
-        for room in _rooms(package)
+        for folder in _folders(package)
     }
 
 
@@ -39,17 +41,17 @@ def with_codes(text: str) -> str:
     return re.sub("<!-- codes of (.+) -->", table, text)
 
 
-def _rooms(package: str) -> list[Path]:
+def _folders(package: str) -> list[Path]:
     return sorted(init.parent for init in (ROOT / package).glob("*/__init__.py"))
 
 
-def _modules(room: Path) -> list[Path]:
-    files = sorted(path for path in room.rglob("*.py") if not path.name.startswith("_"))
-    return [room, *files]
+def _modules(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*.py") if not path.name.startswith("_"))
+    return [folder, *files]
 
 
-def _page(room: Path) -> str:
-    return f"reference/{room.relative_to(ROOT).as_posix()}.md"
+def _page(folder: Path) -> str:
+    return f"reference/{folder.relative_to(ROOT).as_posix()}.md"
 
 
 def _entry(path: Path) -> str:

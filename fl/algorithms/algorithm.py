@@ -11,7 +11,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, capabilities, traffic
-from fl.federation.client_models import ClientModels, personal, predict, select_given, share_model
+from fl.federation.client_models import ClientModels, personal, predict, select_first_level, share_model
 from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
@@ -159,7 +159,10 @@ class Algorithm:
         """Personalize the models of some clients. Return one row per client."""
         client_states = server.get(CLIENTS, {})
         stack = self.personalize(
-            select_given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
+            select_first_level(models, clients),
+            select(client_states, clients) if client_states else {},
+            clients,
+            models.rng,
         )
         return personal(stack, len(clients))
 

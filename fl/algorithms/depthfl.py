@@ -56,7 +56,7 @@ def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def mutual(loss: Loss) -> Objective:
-    """Return the exits' summed losses + context["distil"] times their distances.
+    """Return the exits' summed losses + context["distil"] * divergences among exits.
 
     Cached, because a new function would force a new graph capture.
     """

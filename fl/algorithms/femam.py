@@ -100,14 +100,14 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         structure = {"pathways": torch.cat([used[None], unused])}
         return {"global": start, **levels, "structure": structure, "progress": _start_progress(0, used, options)}
 
-    def training(server) -> tuple[int, Level]:
+    def newest_level(server) -> tuple[int, Level]:
         """Return the index of the newest level, and the level with the trained models."""
         at = int(server["progress"]["level"])
         return at, Level(server[parts[at]], server["progress"]["members"])
 
     def send(server, clients, rng):
         """Return each client's newest model (line 5), and one copy of the earlier levels."""
-        at, level = training(server)
+        at, level = newest_level(server)
         message = {"levels": levels_of(server)[:at], **level_types[at].message(level, clients)}
         if at and mean:
             message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.device)
@@ -126,7 +126,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
         If it ends, do lines 14 to 17, and line 2 for the next level.
         """
-        (at, level), pathways, metrics = training(server), server["structure"]["pathways"], {}
+        (at, level), pathways, metrics = newest_level(server), server["structure"]["pathways"], {}
         kind, earlier = level_types[at], levels_of(server)[:at]
         level = kind.collect(level, clients, update, rng)  # lines 10 to 12
         progress = {**server["progress"], "rounds": server["progress"]["rounds"] + 1, "members": level.used}
@@ -137,8 +137,8 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         prunes = options.prune and at > 0
         pruned_level = prune(kind, level, earlier) if prunes and (has_ended or at == last) else level  # lines 14 and 15
         if has_ended:
-            offers = len(kind.offers(level)) if prunes else 0
-            metrics = add_level_traffic(update.metrics, len(clients), level, pruned_level, offers)
+            offer_count = len(kind.offers(level)) if prunes else 0
+            metrics = add_level_traffic(update.metrics, len(clients), level, pruned_level, offer_count)
             pruned_level = pruned_level._replace(
                 models=cluster_means(fed, pruned_level.models, pruned_level.used, clients, update)
             )  # line 16

@@ -68,7 +68,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:
-    """Return the first honest client with the global architecture, or the first."""
+    """Return the first client with the global architecture, honest ones before others."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
     for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:

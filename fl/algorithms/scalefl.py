@@ -67,9 +67,9 @@ def scalefl(fed: Federation, options: ScaleFLOptions = ScaleFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -> Objective:
-    """Return the exits' summed losses + context["distil"] times their distances.
+    """Return the exits' losses + context["distil"] * divergences from the last exit.
 
-    The distances are from the last exit. Cached, because a new function would force a new graph capture.
+    Cached, because a new function would force a new graph capture.
     """
 
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:

@@ -27,7 +27,7 @@ def check_server(server: Server) -> Server:
 
 
 def check_aggregated(method: str, server: Any, metrics: Any, before: Server) -> None:
-    """Raise FLError if `aggregate` returns no server, or an unlike global model.
+    """Raise FLError unless `aggregate` returns a server with a global model as before.
 
     The global model keeps its names, shapes and dtypes. Other parts may change: FeMAM's server gets levels.
 

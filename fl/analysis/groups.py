@@ -19,7 +19,7 @@ from fl.data import GIVEN
 from fl.runs import checkpoint
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import check_intact
-from fl.runs.metrics import FILE, Row, best, find_best, read, select_evaluated
+from fl.runs.metrics import FILE, Row, best, find_judged, read, select_evaluated
 from fl.settings import Config, Experiment
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
@@ -322,9 +322,9 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
 def selection(run: RecordedRun) -> Row:
     """Find the round that a run is judged by on clients' own data.
 
-    See `fl.runs.metrics.find_best`.
+    See `fl.runs.metrics.find_judged`.
     """
-    return find_best(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
+    return find_judged(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
 def outcome(run: RecordedRun) -> dict[str, float]:

@@ -278,7 +278,7 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> State:
 
 
 def grid(points: int, radius: float) -> Tensor:
-    """Make an axis of the plane: float64 [points], -radius to radius, exactly 0 amid.
+    """Make an axis, float64 [points], from -radius to radius, exactly 0 in the middle.
 
     >>> grid(5, 1.0)
     tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000], dtype=torch.float64)

@@ -31,7 +31,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Numbers between bounds, with (`least`, `most`) or without (`above`, `below`).
+    """Numbers between bounds that count (`least`, `most`) or do not (`above`, `below`).
 
     Attributes:
         zero: whether 0, which then stands for "none", is allowed as well.
@@ -103,7 +103,7 @@ class OnlyWith:
 
 @dataclass(frozen=True)
 class Named:
-    """Says what a setting is called in commands and `Config.of`, if not as its field."""
+    """A setting's name in commands and `Config.of`, if it is not its field's name."""
 
     name: str
 

@@ -8,7 +8,7 @@ that has a `LOADERS` is found; nothing else names the data sets.
     arrays.py          a user's arrays, checked
     items.py           data sets of torch, torchvision and Hugging Face, sample by sample
     mapped.py          tensors in memory-mapped files
-    loader.py          Loader and Source, what a data set's file says of it
+    loader.py          Loader and DataFiles, what a data set's file says of it
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
     folder.py          folder:PATH, arrays in memory-mapped files, which need not fit in memory
     table.py           tables, frames of pandas among them

@@ -18,7 +18,7 @@ from fl.base.settings import flag_in, number
 from fl.data import Dataset
 from fl.partition import Partition, counts
 from fl.settings import Config
-from fl.settings.flags import entries, find_value, flags_class, select_given
+from fl.settings.flags import entries, find_value, flags_class, read_given
 from fl.settings.help import command
 from fl.settings.places import partition_named
 
@@ -54,7 +54,7 @@ def look(argv: Sequence[str] | None) -> int:
         flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv
     )
     flags = {flag_in(word) for word in argv} - {"seed", "json", "plot"}
-    config = Config.of(seed=arguments.seed, **select_given(arguments, flags))
+    config = Config.of(seed=arguments.seed, **read_given(arguments, flags))
     config.check_values()
     if not config.data.pool_test_set:
         config.data.check()

@@ -379,7 +379,7 @@ class Dataset:
         return indices if indices.device == self.y.device else upload(indices, self.y.device)
 
     def take(self, indices: Tensor) -> "Dataset":
-        """Return the data set with only these training samples, in this order."""
+        """Return the data set with these training samples only, moved to the device."""
         x, y = self.gather(indices)
         return replace(self, x=x, y=y, used_on=None)
 
@@ -491,7 +491,7 @@ class Dataset:
         return torch.tensor(sorted({known[name] for name in owners}))
 
     def with_test_sites(self, names: Sequence[str]) -> "Dataset":
-        """Move the training samples of owners to the test set's end; see `tested_at`.
+        """Move the training samples of owners to the test set's end; see `test_at`.
 
         >>> samples = [torch.rand(4, 2), [0, 1, 0, 1]]
         >>> data = Dataset.from_arrays(*samples, *samples, owners=list("abab"), test_owners=list("aabb"))

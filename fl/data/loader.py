@@ -1,4 +1,4 @@
-"""Parts of a data set's own file: Loader, how to load it; Source, its files."""
+"""Parts of a data set's file: `Loader` says how to load it, `DataFiles` its files."""
 
 import logging
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class Loader:
     """The loader of a data set: all that is known of it outside its own file.
 
     A file of this folder that has data sets names them in `LOADERS`, a dictionary from the name on the command line to
-    the loader. That is all it takes to add one. A name with a colon, such as
-    `text:FILE`, is given with a path in place of what follows the colon.
+    the loader. Nothing else is needed to add a data set. In a name with a colon, such as `text:FILE`, users write a
+    path after the colon.
 
     Attributes:
         load: (root, download) -> the data set, from the folder `root`; it may download missing files if `download` is

@@ -162,9 +162,9 @@ class NoDraws(Watch):
 
 
 def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether an operation that torch tags as random is random.
+    """Return whether an operation with torch's tag for random ones really is random.
 
-    It tags fused attention, also without dropout.
+    Fused attention has the tag even without dropout.
     """
     arguments = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
     arguments |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs

@@ -22,9 +22,9 @@ from surgery.transfer import upload
 
 
 class _Padding(TorchFunctionMode):
-    """Embed without learning padding_idx.
+    """A mode in which embeddings do not learn the row of padding_idx.
 
-    Torch forgets that where each client has a table of its own.
+    torch ignores padding_idx if each client has a table of its own.
     """
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

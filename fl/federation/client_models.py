@@ -77,10 +77,10 @@ def personal(models: Stack, clients: int) -> ClientModels:
     return ClientModels([Level(models, torch.arange(clients))])
 
 
-def select_given(models: ClientModels, clients: Sequence[int]) -> Stack:
+def select_first_level(models: ClientModels, clients: Sequence[int]) -> Stack:
     """Return the model of each of some clients on the first level, [K, ...].
 
-    >>> select_given(share_model({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
+    >>> select_first_level(share_model({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
     """
     if len(models.levels) != 1:

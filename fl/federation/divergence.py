@@ -128,24 +128,24 @@ def _divergence_error(round: int, subject: str, more: str) -> Diverged:
     )
 
 
-def restore(states: States, starts: States, arrived: Sequence[Any]) -> States:
-    """Return the states of the clients that are kept, and the starts of the others.
+def restore(states: States, starts: States, counted: Sequence[Any]) -> States:
+    """Return the states of the clients that count, and the starts of the others.
 
     Args:
-        arrived: true or false for each client, or its size, which is 0 if it was dropped.
+        counted: true or false for each client, or its size, which is 0 if it was dropped.
 
     >>> restore({"w": torch.ones(2)}, {"w": torch.zeros(2)}, [False, True])["w"]
     tensor([0., 1.])
     """
-    lost = [row for row, keep in enumerate(arrived) if not keep]
+    lost = [row for row, keep in enumerate(counted) if not keep]
     return replace_rows(states, lost, select(starts, lost)) if lost else states
 
 
 def _have_finite_norms(tensors: list[Tensor]) -> Tensor:
     """Return whether norms of tensors are finite, a bool on the device.
 
-    It takes few launches. Then all of their numbers are; squares of numbers that are huge and still finite may be
-    infinite, however.
+    If a norm is finite, all numbers of its tensor are. The opposite does not hold: squares of huge finite numbers may
+    be infinite. It takes few launches.
     """
     return torch.stack(foreach_norm(tensors)).isfinite().all()
 

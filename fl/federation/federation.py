@@ -54,9 +54,9 @@ class Federation:
         local: how clients train.
         create: makes another model, initialised from a generator, for methods that need several; or None.
         spec: the zoo's name and settings of the model; None for a model that was given as a module.
-        fleet: each client's architecture, for methods where architectures differ. Then `model` is the global model,
-            which contains all architectures. Without plans `model` is any one of them. None: all clients
-            have `model`.
+        fleet: each client's architecture, for methods where architectures differ; None: all clients have `model`. If
+            the architectures have plans, `model` is the global model that contains all of them. Otherwise it is any one
+            of them.
         start: the trained weights that the run begins with; None: random ones.
         truth: the true cluster of each client's data on each level of the partition: [levels, clients]; None: unknown.
         transport: where clients are, and how the server reaches them. Methods do not look at it: they call
@@ -467,20 +467,20 @@ class Federation:
         samples = self._hide_tokens(samples, len(samples))
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
-    def _hide_tokens(self, samples: Any, *models: int) -> Any:
+    def _hide_tokens(self, samples: Any, *lead: int) -> Any:
         """Hide tokens from a masked language model, the same at every call.
 
         For another model return the samples.
         """
         if not self.local.augment.mask:
             return samples
-        return self.local.augment.mask_tokens(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
+        return self.local.augment.mask_tokens(samples, torch.zeros(lead, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
         """Return the statistics of the model's static batch norms.
 
-        Empty without such norms, or if the state holds them. To collect them takes a pass over the data for each state.
-        The statistics of the last state are cached.
+        The result is empty without such norms, or if the state holds their statistics. Collecting them takes a pass
+        over the data for each state. The statistics of the last state are cached.
 
         Args:
             model: the state's architecture, if it is not the global one.

@@ -86,7 +86,7 @@ def _number(number: int, noun: str) -> str:
 
 
 def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
-    """Name the clients, which are the rows from top to bottom; or number many."""
+    """Name the clients, the rows from top to bottom; number them if they are many."""
     axis.set_ylabel("client")
     if names and clients <= _MOST_NAMES:
         axis.set_yticks(range(clients), [name if len(name) <= 24 else f"{name[:23]}…" for name in names], fontsize=7)

@@ -17,7 +17,7 @@ from fl.base.columns import Due
 from fl.engine.losses import cross_entropy
 from fl.figures.style import COLORS, caption, finish, name_lines, save, shorten
 from fl.runs.columns import columns, first_score
-from fl.runs.metrics import Row, find_best
+from fl.runs.metrics import Row, find_judged
 from fl.runs.state import RunState
 
 MOST = 5
@@ -34,7 +34,7 @@ LineStyle = Mapping[str, Any]
 class Curve(NamedTuple):
     """The runs of one line, one a seed, and the rounds that they are judged by.
 
-    By default they are `selected`'s.
+    By default they are the rounds that `find_judged` returns.
     """
 
     label: str
@@ -110,7 +110,7 @@ def _band(
 
 
 def _still(line: Curve, along: str) -> bool:
-    """Return whether a line has no places, since its method spends nothing."""
+    """Return whether a method spends nothing of what `along` counts: no places for it."""
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
@@ -149,7 +149,7 @@ def _draw(axis: Axes, panel: Panel, looks: Mapping[str, LineStyle], along: str) 
         if not _still(line, along):
             curve(axis, line.runs, panel.key, line.label, look, along)
             mark_levels(axis, line.runs[0], look["color"], along)
-        elif values := [row[panel.key] for row in line.chosen or map(find_best, line.runs) if panel.key in row]:
+        elif values := [row[panel.key] for row in line.chosen or map(find_judged, line.runs) if panel.key in row]:
             _draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
 
 
@@ -284,7 +284,7 @@ def comparison_figure(
         groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
         along: the column that curves are drawn against. If it stays 0, such as the traffic of a method that sends
             nothing, the method is a dashed horizontal line with the value of its selected round, see
-            `fl.runs.metrics.find_best`.
+            `fl.runs.metrics.find_judged`.
         chosen: from a label to these rounds, where settings such as --best-by choose them.
     """
     lines, keys, shown = _panels_of(groups, chosen)

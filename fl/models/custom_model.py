@@ -59,7 +59,7 @@ class CustomSpec(zoo.Spec):
         return Architecture(None, {"depths": None, "num_classes": None}, "your own")
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """Copy the module, or call the function with torch's generator seeded."""
+        """Copy the module, or call the function; `generator` seeds torch's for that."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(
                 f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow",

@@ -77,7 +77,7 @@ def even(n: int, clients: int) -> np.ndarray:
 
 
 def _unequal(n: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw sizes in proportion to uniform numbers from 1 to 2: none is twice another."""
+    """Draw sizes that are random in proportion: none is more than twice another."""
     shares = rng.uniform(1, 2, clients)
     ends = (np.cumsum(shares) / shares.sum() * n).round().astype(np.int64)
     sizes = np.diff(ends, prepend=0)  # after rounding, a size may be more than twice another; the loop repairs that

@@ -154,7 +154,7 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
 
 
 def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
-    """Read as `read_parts` the one of clients' own models that is given."""
+    """Read as `read_parts`, for the given one of several models that clients have."""
     parts, header = _read(folder, best=False)
     inputs = header["given"]
     if not inputs.get("models"):

@@ -260,9 +260,7 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Return mean cosine similarity of the trained models.
-
-    It is measured as in FedMR's released code (its Fig. 6).
+    """Return mean cosine similarity as FedMR's released code measures it (its Fig. 6).
 
     The entries of the state, in its order and with batch norms' statistics and step counters, are cut into chunks of
     five; the measure is the mean of the chunks' cosines. If no entries are left over the last chunk counts twice. Step

@@ -292,7 +292,8 @@ def is_last_best(folder: Path) -> bool:
     if not best:
         why = "none was evaluated before its checkpoint"
         if metrics.select_evaluated(rows):
-            why = f"{metrics.choose_judge(rows, Config.read(folder).evaluation.best_by)} was nan in every evaluation"
+            column = metrics.choose_judging_column(rows, Config.read(folder).evaluation.best_by)
+            why = f"{column} was nan in every evaluation"
         raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one", code="folder")
     if best["round"] not in (header["round"], header["best"]):
         raise FLError(

@@ -192,14 +192,14 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
     return rows
 
 
-def find_best(rows: Sequence[Row], by: str = "auto", keep_best: bool = False) -> Row:
+def find_judged(rows: Sequence[Row], by: str = "auto", keep_best: bool = False) -> Row:
     """Find the round that a run is judged by on clients' own data.
 
     It is the `best` one where something says which is: a column, `keep_best`, or clients that validate; else, or if
     no round is best, the last evaluated round. Empty if no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
-    >>> find_best(rows)["round"]
+    >>> find_judged(rows)["round"]
     2
     """
     measured = select_evaluated(rows)
@@ -212,7 +212,7 @@ def select_evaluated(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if first_score(row) in row]
 
 
-def choose_judge(rows: Sequence[Row], by: str = "auto") -> str:
+def choose_judging_column(rows: Sequence[Row], by: str = "auto") -> str:
     """Return the column that --best-by judges rounds by.
 
     auto is the validation loss, or else the first score.
@@ -238,7 +238,7 @@ def best(rows: Sequence[Row], by: str = "auto") -> Row:
     {}
     """
     measured = select_evaluated(rows)
-    by = choose_judge(measured, by)
+    by = choose_judging_column(measured, by)
     sign = -1 if columns([by])[by].falls else 1
     measured = [row for row in measured if not math.isnan(row.get(by, math.nan))]
     return max(measured, key=lambda row: sign * row[by], default={})

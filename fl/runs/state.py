@@ -217,8 +217,8 @@ class RunState:
         config, start, rows = self.config, self.fed.start, metrics.select_evaluated(self.rows)
         best_by, keep_best = config.evaluation.best_by, config.evaluation.keep_best
         score = first_score(rows[-1]) if rows else "accuracy"
-        best, by = metrics.best(rows, best_by), metrics.choose_judge(rows, best_by)
-        chosen = metrics.find_best(rows, best_by, keep_best)
+        best, by = metrics.best(rows, best_by), metrics.choose_judging_column(rows, best_by)
+        chosen = metrics.find_judged(rows, best_by, keep_best)
         local = [key for key in chosen if key.startswith("local_")]
         if rows and not best:
             flag, note = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best

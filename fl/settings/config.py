@@ -331,7 +331,7 @@ class Config:
         return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 
     def with_validation(self, chosen: bool = False) -> "Config":
-        """Return the settings, with samples held out if the method validates on some.
+        """Return the settings; samples are held out if the method needs some and has none.
 
         Args:
             chosen: whether somebody has asked for the share of the settings, so that it cannot be another one.

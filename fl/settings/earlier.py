@@ -53,7 +53,7 @@ def check_renamed(flags: Iterable[str]) -> None:
 
 
 def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by flag in a checkpoint, also an earlier one, as now.
+    """Return a checkpoint's settings by their present flags, also of earlier versions.
 
     >>> flags({"joining": 0.1, "seeds": [3], "algorithm": ["fedmr"]})
     {'presence.joining': 0.1, 'algorithm': 'fedmr', 'seed': 3}
@@ -72,7 +72,7 @@ def say_gone(names: Iterable[str]) -> str:
 
 
 def without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
-    """Return the values of settings without missing ones, and the names of these."""
+    """Return the values of settings without those that are gone, and their names."""
     if not isinstance(values, dict):
         return values, []
     rest, names = {}, []

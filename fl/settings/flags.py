@@ -150,13 +150,13 @@ def overridden(argv: Sequence[str], start: Experiment) -> tuple[Experiment, Any]
     top_level: dict[str, Any] = {"algorithms": methods}
     if "seeds" in flags:
         top_level["seeds"] = values.seeds
-    changes = select_given(values, flags)
+    changes = read_given(values, flags)
     if "participants" in changes and "participation" not in changes:  # a number overrides a share of the start
         changes["participation"] = 0.0
     return start.replace(**top_level, **changes), values
 
 
-def select_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
+def read_given(values: Any, flags: Collection[str]) -> dict[str, Any]:
     """Return the settings that a command line gives, for `Config.of`.
 
     Of groups it is what the command line changes.
@@ -188,9 +188,9 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
 
 
 def find_value(argv: Iterable[str], flag: str) -> str | None:
-    """Find the value of a flag among the words of a command line, unread.
+    """Find a flag's value among the words of a command line without parsing it.
 
-    The last one counts.
+    The last value counts.
     """
     result, before = None, ""
     for word in argv:

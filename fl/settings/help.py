@@ -69,8 +69,8 @@ def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
 def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
     """Print the page of `fl.run`, and end the program.
 
-    It has the usual settings, as far as a run with the other words of the command line reads them; after `--help all`
-    every one.
+    It lists the usual settings that a run with the rest of the command line would read. After `--help all` it lists
+    every setting.
 
     Args:
         start: the defaults, which a recipe may have set.
@@ -117,8 +117,9 @@ def _page(start: Experiment, methods: Sequence[str], shown: Callable[[str], bool
     """Lay out the sections of the page of `fl.run`.
 
     Args:
-        start: the defaults. methods: whose options are there.
-        shown: flag of a setting -> whether it is there.
+        start: the defaults.
+        methods: the methods whose options are listed.
+        shown: flag of a setting -> whether it is listed.
     """
     values = {setting.flag: setting.value for run in reversed(start.runs()) for setting in run.settings()}
     values |= {"algorithm": start.algorithms, "seeds": start.seeds}
@@ -200,7 +201,7 @@ def _read_documentation(kind: type) -> dict[str, str]:
     """Return the strings below the fields of a dataclass, and of its base classes."""
     texts: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-        with suppress(TypeError):  # made by a program
+        with suppress(TypeError):  # classes made at run time have no source to read
             texts |= {name: text for name, (text, *_) in AttributeDocstrings().get_attr_docs(cls).items()}
     return texts
 
@@ -208,7 +209,7 @@ def _read_documentation(kind: type) -> dict[str, str]:
 def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tuple[str, str]:
     """Write a flag, as `--rounds INT>=1` or `--flip, --no-flip`, and what it does.
 
-    Its default is there where the text does not say it.
+    The default is added unless it is empty.
     """
     helps = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
     owner, name = field.metadata.get("documented", (kind, field.name))

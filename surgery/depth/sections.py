@@ -343,7 +343,7 @@ _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training
 
 
 def signature(block: nn.Module) -> tuple:
-    """Return equal for blocks with one interface: names, shapes, classes, settings."""
+    """Return what blocks with one interface share: names, shapes, classes, settings."""
     parts = [
         (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
         for name, module in block.named_modules()

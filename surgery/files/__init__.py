@@ -1,4 +1,4 @@
-"""States in files: read piece by piece without running code, written whole or not."""
+"""States in files: read in pieces without running code, written whole or not at all."""
 
 from surgery.files.reading import Checkpoint as Checkpoint
 from surgery.files.reading import open_state as open_state

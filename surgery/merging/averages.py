@@ -14,7 +14,9 @@ from surgery.states import Models, State, stack_size
 
 
 def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
-    """Return the weighted mean of models, sum w_k x_k / sum w_k: the uniform soup.
+    """Return the weighted mean of models, sum w_k x_k / sum w_k.
+
+    With equal weights it is the uniform soup.
 
     See Wortsman et al., "Model soups", ICML 2022.
 
@@ -118,9 +120,9 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
             )
 
     def read(start: int, stop: int) -> Tensor:
-        total: Any = 0
-        below: Any = 0
-        plain: Any = 0
+        weighted_sum: Any = 0
+        weight_sum: Any = 0
+        plain_mean: Any = 0
         for i, (share, known) in enumerate(zip(shares, information)):
             value = group.value(i, start, stop)
             weight = share * known.read(start, stop).to(value)
@@ -129,8 +131,12 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
                     f"Fisher information of {group.name!r} is negative or not finite in model {group.places[i]}",
                     code="values",
                 )
-            total, below, plain = total + weight * value, below + weight, plain + share * value
-        return torch.where(below > 0, total / below.masked_fill(below == 0, 1), plain)
+            weighted_sum, weight_sum, plain_mean = (
+                weighted_sum + weight * value,
+                weight_sum + weight,
+                plain_mean + share * value,
+            )
+        return torch.where(weight_sum > 0, weighted_sum / weight_sum.masked_fill(weight_sum == 0, 1), plain_mean)
 
     return read
 

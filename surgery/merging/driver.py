@@ -91,7 +91,7 @@ class Group:
         return self.value(-1, start, stop)
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
-        """Return a stretch of tensor i minus the base; of the tensor without a base."""
+        """Return a stretch of tensor i minus the base, or of tensor i if there is no base."""
         value = self.value(i, start, stop)
         return value if self.base is None else value - self.origin(start, stop)
 

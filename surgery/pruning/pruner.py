@@ -15,10 +15,10 @@ from surgery.forward import check_runs
 from surgery.plan import Plan
 from surgery.pruning.criteria import OF_DATA, Criterion, Name, check_criterion, is_criterion, is_pruner, name_of, takes
 from surgery.pruning.criteria import importance as score_widths
-from surgery.pruning.target import Cost, Limits, Target, What, describe_miss, sizing
+from surgery.pruning.target import Cost, Limits, Measure, Target, describe_miss, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.torch_private import BatchNorm
-from surgery.width.attempts import Attempt, NarrowRequest, attempt, final
+from surgery.width.attempts import Attempt, NarrowRequest, attempt, find_last_attempt
 from surgery.width.choose import Demand, Heads, Rounding, Scores, check_demand
 from surgery.width.narrow import finish
 from surgery.width.shortfall import list_whole
@@ -169,7 +169,7 @@ def prune(
     scorer = "importance" if importance is None or isinstance(importance, Mapping) else name_of(importance)
     demand = check_demand(model, Demand(target.rate, {}, keep, heads, rounding))
     request = NarrowRequest(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
-    cut = final(request)  # refuse now; report shortfalls once
+    cut = find_last_attempt(request)  # refuse now; report shortfalls once
     full = {measure: _cost(cut, measure).full for measure in target.wanted}
     target = target.as_shares(full)
     if len(shares) == 1 or strict:
@@ -184,7 +184,7 @@ def prune(
         if len(shares) > 1:
             step_scores = request.scores if number == 1 else scores(net)
             try:
-                limits = target.wanted if isinstance(steps, int) else {target.what: share}
+                limits = target.wanted if isinstance(steps, int) else {target.measure: share}
                 part = target.of({w: min(1.0, limit * full[w] / left[w]) for w, limit in limits.items()})
                 step = replace(request, model=net, scores=step_scores, sizing=sizing(part, sizes_before, scorer))
                 if isinstance(steps, int) and number < steps:  # an equal part of what is left to cut
@@ -193,7 +193,7 @@ def prune(
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     part = target.of({"positions": stay / count.full})
                     step = replace(step, sizing=sizing(part, sizes_before, scorer))
-                cut = final(step)
+                cut = find_last_attempt(step)
             except SurgeryError as error:
                 raise SurgeryError(
                     f"step {number} of {len(shares)}, from {_used_share(target, left, full):.1%}: {error}",
@@ -247,10 +247,10 @@ def _train(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None
     return trained
 
 
-def _used_share(target: Target, left: Mapping[What, int], full: Mapping[What, int]) -> float:
+def _used_share(target: Target, left: Mapping[Measure, int], full: Mapping[Measure, int]) -> float:
     """Return the share of the full model that is left, see `Limits.share`."""
     if len(full) == 1:
-        return left[target.what] / full[target.what]
+        return left[target.measure] / full[target.measure]
     return max(left[measure] / full[measure] / share for measure, share in target.wanted.items()) * target.share
 
 
@@ -258,7 +258,7 @@ def _limits(cut: Attempt, target: Target) -> Limits:
     return Limits(target, cut.seen.model, cut.solution, cut.seen.found.lengths[0])
 
 
-def _cost(cut: Attempt, measure: What) -> Cost:
+def _cost(cut: Attempt, measure: Measure) -> Cost:
     """Return a function that counts what a choice of positions leaves, such as MACs."""
     return Cost(cut.seen.model, cut.solution, measure, cut.seen.found.lengths[0])
 

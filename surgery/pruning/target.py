@@ -20,7 +20,7 @@ from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, named_widths
 from surgery.width.steps import Step
 from surgery.width.trace import Trace
 
-What: TypeAlias = Literal["parameters", "macs", "positions"]
+Measure: TypeAlias = Literal["parameters", "macs", "positions"]
 
 
 class Cost:
@@ -31,7 +31,7 @@ class Cost:
         steps: how many of the solution's steps count; the steps of a second pass in training mode do not.
     """
 
-    def __init__(self, model: nn.Module, solution: Solution, measure: What, steps: int):
+    def __init__(self, model: nn.Module, solution: Solution, measure: Measure, steps: int):
         if measure == "parameters":
             split = [name.rpartition(".") for name, _ in model.named_parameters()]
             self._products: list[Axes] = [solution.tensors[module, attribute] for module, _, attribute in split]
@@ -82,14 +82,17 @@ class Limits:
         self.costs = {measure: Cost(model, solution, measure, steps) for measure in target.wanted}
 
     def share(self, choice: Choice) -> float:
-        """Return the share left of the full model; of several, the tightest's, scaled."""
+        """Return the share left of the full model; with several limits, see `tightest`.
+
+        It is then scaled to the first limit.
+        """
         if len(self.costs) == 1:
-            return self.costs[self.target.what].share(choice)
+            return self.costs[self.target.measure].share(choice)
         measure, share = self.tightest(choice)
         return share / self.target.wanted[measure] * self.target.share
 
-    def tightest(self, choice: Choice) -> tuple[What, float]:
-        """Return the measure with most left for its target, and the share that is left."""
+    def tightest(self, choice: Choice) -> tuple[Measure, float]:
+        """Return the measure that is largest for its limit, and the share left of it."""
         shares = {measure: cost.share(choice) for measure, cost in self.costs.items()}
         measure = max(shares, key=lambda measure: shares[measure] / self.target.wanted[measure])
         return measure, shares[measure]
@@ -105,15 +108,15 @@ class Target:
     Every limit is a share of the full model's, up to 1, or a number: `Target(parameters=4_000_000)`. Of several,
     `Target(parameters=4_000_000, macs=300e6)`, all hold.
 
-    Without scores all widths keep the same share of their positions, as nearly as whole positions allow. With scores
-    (but for `even`) the positions of all widths compete: each width's scores are divided by their mean, so that widths
-    that lie along more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is
-    too much, a lower one of another width may still fit.
+    Without scores, all widths keep about the same share of their positions. With scores, the positions of all widths
+    compete, and those with the highest scores stay (except with `even`). First each width's scores are divided by their
+    mean: otherwise widths that lie along more or larger tensors would win. If the next position exceeds a limit, a
+    position with a lower score in another width may still fit.
 
     Attributes:
         macs: how many multiply-accumulates, as torch.utils.flop_counter counts them, on the example as it is given;
         parameters: how many parameters;
-        positions: how many positions of all widths that may shrink: a share of 1 - torch-pruning's `pruning_ratio`.
+        positions: how many positions of all widths that may shrink. A share s is torch-pruning's `pruning_ratio` 1 - s.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
@@ -133,7 +136,7 @@ class Target:
 
     def __post_init__(self):
         if not self.wanted:
-            raise SurgeryError(f"limit {', '.join(get_args(What))} or several: Target(macs=0.5)", code="argument")
+            raise SurgeryError(f"limit {', '.join(get_args(Measure))} or several: Target(macs=0.5)", code="argument")
         for measure, share in {**self.wanted, "floor": self.floor}.items():
             number = isinstance(share, Real) and not isinstance(share, bool) and math.isfinite(share)
             count = number and measure != "floor" and share > 1 and float(share).is_integer()
@@ -150,26 +153,26 @@ class Target:
         return f"Target({wanted}{floor}{normalise}{', even=True' if self.even else ''})"
 
     @property
-    def wanted(self) -> dict[What, float]:
+    def wanted(self) -> dict[Measure, float]:
         """The limited quantities, and their limits."""
-        return {measure: share for measure in get_args(What) if (share := getattr(self, measure)) is not None}
+        return {measure: share for measure in get_args(Measure) if (share := getattr(self, measure)) is not None}
 
     @property
-    def what(self) -> What:
+    def measure(self) -> Measure:
         """The limited quantity; the first, if it is several."""
         return next(iter(self.wanted))
 
     @property
     def share(self) -> float:
         """The share asked for; the first, if it is several."""
-        return self.wanted[self.what]
+        return self.wanted[self.measure]
 
-    def of(self, wanted: Mapping[What, float]) -> "Target":
+    def of(self, wanted: Mapping[Measure, float]) -> "Target":
         """Return the same with other limits."""
-        arguments: dict[Any, Any] = {**dict.fromkeys(get_args(What)), **wanted}
+        arguments: dict[Any, Any] = {**dict.fromkeys(get_args(Measure)), **wanted}
         return replace(self, **arguments)
 
-    def as_shares(self, full: Mapping[What, int]) -> "Target":
+    def as_shares(self, full: Mapping[Measure, int]) -> "Target":
         """Return the same with shares of a full model of these sizes in place of numbers.
 
         >>> Target(macs=0.5, parameters=300).as_shares({"macs": 1000, "parameters": 400})
@@ -208,7 +211,7 @@ def sizing(request: Target, sizes: Mapping[str, int] = MappingProxyType({}), by:
             return comparable(score(atom), target.normalise, f"{by} gives {names[atom]!r}")
 
         def numbers(widths: Collection[Atom]) -> Mapping[Atom, int]:
-            counts = numbers_kept(target, cost, widths, demand.share, score and worth, before)
+            counts = numbers_kept(target, cost, widths, demand.count_at, score and worth, before)
             choice = {atom: range(n) for atom, n in counts.items() if n < atom.size}
             if cost.share(choice) > target.share:
                 measure, share = cost.tightest(choice)
@@ -237,7 +240,7 @@ def numbers_kept(
     target: Target,
     cost: Limits,
     widths: Collection[Atom],
-    rounded: Callable[[int, float], int],
+    count_at: Callable[[int, float], int],
     scores: Callable[[Atom], Tensor] | None,
     sizes: Mapping[Atom, int],
 ) -> dict[Atom, int]:
@@ -245,12 +248,12 @@ def numbers_kept(
 
     Args:
         widths: those that may shrink.
-        rounded: from a width's size and a share to a number of positions.
+        count_at: from a width's size and a share to a number of positions.
         scores: of a width, comparable over widths; None for one share of all widths.
         sizes: how many positions the widths had in the beginning; the target's floor is a share of it.
     """
     if target.even:
-        return _even(target, cost, widths, rounded, sizes)
+        return _even(target, cost, widths, count_at, sizes)
     floors = [floor_of(target, atom, sizes) for atom in widths]
     owner, value = _rank(floors, widths, scores)
     order = value.argsort(descending=True, stable=True)
@@ -260,7 +263,7 @@ def numbers_kept(
         return torch.bincount(owner[:count], minlength=len(widths)).tolist()
 
     def kept(counts: list[int]) -> dict[Atom, int]:
-        return {atom: rounded(atom.size, max(count, 1) / atom.size) for atom, count in zip(widths, counts)}
+        return {atom: count_at(atom.size, max(count, 1) / atom.size) for atom, count in zip(widths, counts)}
 
     def share(counts: list[int]) -> float:
         numbers = kept(counts)
@@ -298,19 +301,20 @@ def _even(
     target: Target,
     cost: Limits,
     widths: Collection[Atom],
-    rounded: Callable[[int, float], int],
+    count_at: Callable[[int, float], int],
     sizes: Mapping[Atom, int],
 ) -> dict[Atom, int]:
     """`numbers_kept` with the largest share of all widths that fits.
 
-    If their sizes have a common divisor of some shares, it is one that is a whole number of positions everywhere: what
-    is a product of other widths, as a hidden width is of heads and their size, is then the product of the narrow ones.
+    If the greatest common divisor of the sizes is at least `_SHARES`, the share is a multiple of 1 / divisor, so that
+    share * size is whole for every width. Then a width that is a product of others, such as heads times head size,
+    stays the product of the narrow widths.
     """
     every = [atom.size for atom in widths]
     parts = common if (common := math.gcd(*every)) >= _SHARES else max(every, default=1)
 
     def kept(part: int) -> dict[Atom, int]:
-        return {atom: max(floor_of(target, atom, sizes), rounded(atom.size, part / parts)) for atom in widths}
+        return {atom: max(floor_of(target, atom, sizes), count_at(atom.size, part / parts)) for atom in widths}
 
     def share(part: int) -> float:
         return cost.share({atom: range(n) for atom, n in kept(part).items() if n < atom.size})
@@ -361,7 +365,7 @@ def describe_miss(target: Target, share: float) -> str:
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"
-    left = f"{share:.1%} of the {target.what} are left"
+    left = f"{share:.1%} of the {target.measure} are left"
     if len(target.wanted) > 1:
         left = f"{share / target.share:.1%} of what the tightest limit allows are left"
     return (

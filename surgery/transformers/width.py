@@ -211,7 +211,7 @@ class _ConfigSearch:
         )
 
     def make(self, values: Mapping[Fields, Any]) -> _Made | None:
-        """Return the class's model for other values; None if it refuses them."""
+        """Try other values, see `judge`; None if the class refuses them."""
         self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
@@ -287,7 +287,7 @@ _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
 def guess_values(config: Any, widths: SizeChanges, counts: SizeChanges) -> Iterator[tuple[Fields, Any]]:
-    """Yield numbers, by name widths or counts of heads, that become one other number.
+    """Yield (path, new value) of numbers named as widths or counts, if only one is new.
 
     >>> from types import SimpleNamespace
     >>> list(guess_values(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))

@@ -149,7 +149,7 @@ class Attempt:
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
-def final(request: NarrowRequest) -> Attempt:
+def find_last_attempt(request: NarrowRequest) -> Attempt:
     """Return the attempt with a narrow model that runs as predicted.
 
     Raises SurgeryError as `attempts` does.

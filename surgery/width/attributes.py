@@ -79,7 +79,7 @@ def _read(
             continue
         sizes, scaled = (
             {size_of(axis, choice) for axis in axes},
-            {n for step in steps for n in scales.become(step, value)},
+            {n for step in steps for n in scales.find_new_values(step, value)},
         )
         if scaled or (steps and isinstance(value, float)):
             new_values[expression] |= scaled | sizes or {value}
@@ -95,10 +95,7 @@ def _read(
 def _lengths_in(
     expression: Expression, lengths: Mapping[int, set[int]], values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
-    """Yield (part, new value) of the largest parts that are lengths of sums.
-
-    They are the lengths of sums.
-    """
+    """Yield (part, new value) of an expression's largest parts that are sums' lengths."""
     if not isinstance(expression, Place | Operation):
         return
     is_number = isinstance(expression, Place) and (

@@ -149,7 +149,7 @@ def with_configuration(
     return plan, "\n".join(filter(None, problems))
 
 
-def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
+def find_difference_on_device(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
     """Return how a narrow model differs from the prediction on its device; or ""."""
     for training, outputs in zip(solution.modes, solution.outputs):
         twin = clone(model)  # a forward pass may leave things behind
@@ -196,10 +196,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 
 
 def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
-    """Return a size that becomes several in a step's module, and what it becomes.
-
-    Or [].
-    """
+    """Return [a size that becomes several sizes in a module, *these sizes]; or []."""
     sizes: dict[int, set[int]] = {}
     for other in inside:
         for axis in other.axes():

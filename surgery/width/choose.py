@@ -93,13 +93,13 @@ class Demand:
         """
         size = atom.size if size is None else size
         if not self.rates:
-            return self.share(size, self.rate)
+            return self.count_at(size, self.rate)
         rates = [self.rates[pattern] for maker in atom.makers if (pattern := self.pattern_of(maker)) is not None]
         by_number = any(isinstance(rate, int) for rate in rates)  # `rounding` does not change such a number
         demand = replace(self, rounding=math.ceil) if by_number else self
-        return demand.share(size, self.rate_of(atom))
+        return demand.count_at(size, self.rate_of(atom))
 
-    def share(self, size: int, rate: float) -> int:
+    def count_at(self, size: int, rate: float) -> int:
         """Return how many of `size` positions stay at this rate, at least one."""
         share = round(rate * size, 9)
         by = self.rounding

@@ -12,8 +12,8 @@ from surgery.errors import SurgeryError
 from surgery.forward import check_runs, named_tensors, pause_collector, tensors_in
 from surgery.names import join
 from surgery.plan import Plan
-from surgery.width.attempts import Attempt, NarrowRequest, attempts, final
-from surgery.width.check import difference_where_it_is
+from surgery.width.attempts import Attempt, NarrowRequest, attempts, find_last_attempt
+from surgery.width.check import find_difference_on_device
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, check_demand, choose, parse_width
 from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
@@ -82,10 +82,10 @@ def narrow(
         keep: patterns, as in `width`, of modules whose tensors keep their size.
         output: selects the part of the output that must keep its shape: `lambda y: y.logits` for a model that also
             returns its hidden states. If it computes (`lambda y: y.logits[:, -1]`), its operands keep their shape.
-        heads: `inside` keeps all heads of an attention and narrows each of them. Of 4 heads with 25 positions, 13
-            positions each stay, 52 together. If the code takes one size from the other, another width of 100 also keeps
-            52. `drop` keeps the first heads. It is refused if constants or scales that the code makes change with the
-            number of heads (as in BLOOM).
+        heads: `inside` keeps all heads of an attention and narrows each of them. With width 0.5, 4 heads of 25
+            positions keep 13 positions each, 52 together. If the code computes another width of 100 from these sizes,
+            that width keeps 52 as well. `drop` keeps the first heads. It is refused if constants or scales that the
+            code makes change with the number of heads (as in BLOOM).
         rounding: a function from share * C to the number of positions that stay, from 1 to C. Or a whole number: round
             up to a multiple of it. `zoo.divisor8` gives the multiples of 8 in MobileNets.
         strict: whether each of these is an error. Without it they are logged as a warning with the reasons, and it is
@@ -139,7 +139,7 @@ def narrow(
     demand = check_demand(model, Demand(rate, rates, keep, heads, rounding))
     request = NarrowRequest(model, example, demand, output, strict, scores, positions=positions)
     with pause_collector():
-        attempt = final(request)
+        attempt = find_last_attempt(request)
         return finish(attempt), attempt.plan
 
 
@@ -202,8 +202,8 @@ def _run_with_user_rules(attempt: Attempt, small: nn.Module) -> None:
     tensors = (*tensors_in(example), *(tensor for _, tensor in named_tensors(model)))
     if any(tensor.is_meta for tensor in tensors):
         return
-    difference = difference_where_it_is(small, solution, attempt.chosen.choice, example)
-    if difference and not (of_full := difference_where_it_is(model, solution, {}, example)):
+    difference = find_difference_on_device(small, solution, attempt.chosen.choice, example)
+    if difference and not (of_full := find_difference_on_device(model, solution, {}, example)):
         raise SurgeryError(
             f"the rule for {' or '.join(rules)} is wrong: the narrow {type(model).__name__} runs on the meta device, "
             f"as register_fake says, and not on the example itself: {difference}",

@@ -1,8 +1,8 @@
 """Numbers in the code that scale sums: which follow a sum's length, and how.
 
-A network divides the products of queries and keys by the root of their length, multiplies weights by the root of the
-inverse, embeddings by the root of their width. In the code these are plain numbers. Such a number follows if it is, by
-its value, a power of the length of what it scales; any other one stays.
+A network divides the products of queries and keys by the root of their length. It multiplies weights by one over
+such a root, and embeddings by the root of their width. In the code these are plain numbers. Such a number follows if
+it is, by its value, a power of the length of what it scales; any other one stays.
 """
 
 import math
@@ -22,7 +22,7 @@ from surgery.width.steps import Step
 _NEAR = 1e-6
 _ROOT = math.sqrt(2)
 _FACTORS = (_ROOT, 1 / _ROOT, 2.0, 0.5)
-_LEAST = 8  # shorter sums of layers are as long as other numbers by chance
+_LEAST = 8  # a layer's sum that is shorter may equal another number by chance
 
 Divisors: TypeAlias = Iterable[tuple[float, float, float]]
 """(factor, new factor, power): sums of products are divided by factor * length ** power. The first that fits counts."""
@@ -121,7 +121,7 @@ class Scales:
         """
         step = self.steps[number]
         for value in (value for value in step.scalars.values() if isinstance(value, float)):
-            yield from ((value, new) for new in self.become(number, value))
+            yield from ((value, new) for new in self.find_new_values(number, value))
             scaled = [contraction for contraction, before in self.find_scaled(number) if before]
             for old, new in {contraction.lengths[0] for contraction in scaled if not contraction.learned}:
                 if _is(value, old**-0.25):  # the root of the default
@@ -130,7 +130,7 @@ class Scales:
             (old, new), *_ = attention.lengths
             yield old**-0.5, new**-0.5
 
-    def become(self, number: int, value: float) -> set[float]:
+    def find_new_values(self, number: int, value: float) -> set[float]:
         """Return the new values of a step's number; none if it is no power of a length.
 
         torch's own attention computes with the root of the number that it is given.
@@ -182,8 +182,9 @@ class Scales:
     def scalings(self) -> Iterator[Scaling]:
         """Yield the numbers that scale a sum whose length changes.
 
-        Numbers that are no powers of it count for products of computed numbers, unless another one is, or the products
-        are of numbers that were divided by their length.
+        A number that is no power of the length is left out if it only doubles (|q - k| ** 2), if a layer with weights
+        computes the sum, if another number that scales the sum is a power of the length, or if a factor was divided by
+        its own length.
         """
         numbers = range(len(self.steps))
         candidates = [scaling for number in numbers for scaling in self._scalings_of_products(number)]
@@ -216,7 +217,7 @@ class Scales:
                     yield Scaling(number, value, new, layer_sum, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
-        """Yield numbers that follow with which a step scales embeddings or unit vectors."""
+        """Yield the numbers that scale embeddings or unit vectors, and change with them."""
         step = self.steps[number]
         power = 0.5 if step.name == "mul" else -0.5
         for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():

@@ -274,7 +274,7 @@ class Solver:
 
     Args:
         held: the axes of tensors that a model holds. If nothing makes an atom of these axes, it must keep its size.
-        made: (module, axis) for each axis that a module makes.
+        made_axes: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
         whole: why atoms must keep their size, if they have no other reason.
         steps: the operations.

@@ -10,7 +10,7 @@ from refusals import refused
 from torch import nn
 
 from surgery import Plan, load, narrow, state
-from surgery.width.attempts import NarrowRequest, final
+from surgery.width.attempts import NarrowRequest, find_last_attempt
 from surgery.width.choose import Demand
 
 HEADS, WIDTH = 4, 16  # positions of each head, of which half stay
@@ -365,7 +365,7 @@ def test_scales__gemma_is_read_back_from_its_folder(tmp_path):
 
 def test_scales__what_stays_is_part_of_the_check():
     net = Attention(WIDTH, lambda net, d: None, lambda net, q, k: q @ k.mT * 0.7)
-    (only,) = final(NarrowRequest(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.constant
+    (only,) = find_last_attempt(NarrowRequest(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.constant
     assert (only.value, only.new, only.contraction.lengths) == (0.7, None, ((WIDTH, WIDTH // 2),))
 
 

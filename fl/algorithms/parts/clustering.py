@@ -160,5 +160,5 @@ def _coordinates(models: Stack) -> np.ndarray:
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
-    """Divide each of K tensors by its absolute sum, as the released code does."""
+    """Divide each of K tensors by the absolute value of its sum, as in released code."""
     return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

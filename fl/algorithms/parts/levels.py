@@ -154,7 +154,7 @@ class PersonalLevel(LevelType):
         return level._replace(used=level.used.index_copy(0, took, took))
 
     def offers(self, level: Level) -> Tensor:
-        """Return None: no client receives another client's model."""
+        """Return no model: no client receives another client's model."""
         return torch.empty(0, dtype=torch.int64)
 
 

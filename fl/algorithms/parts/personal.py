@@ -90,9 +90,9 @@ def train_only(model: nn.Module, names: Collection[str]) -> nn.Module:
 
 
 def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
-    """Return the same rounds.
+    """Return the method with clients that fine-tune the received model to predict.
 
-    But a client predicts with the model that it would receive, fine-tuned on its own training data.
+    The rounds stay the same. A client fine-tunes on its own training data.
 
     A client that diverges keeps its start. Nothing more is sent than by the method itself.
 

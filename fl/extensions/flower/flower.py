@@ -139,7 +139,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _bound(grid: Grid, limit: int) -> Iterator[None]:
-    """Raise _TooLong in the block where a grid reads answers of more bytes.
+    """Raise _TooLong in the block if a grid reads answers of more bytes than a limit.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpack` refuses them.

@@ -225,7 +225,7 @@ class Remote:
         return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
     def _read_trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
-        """Return an answer's state and loss; InvalidMessage for an unlike state."""
+        """Return an answer's state and loss; InvalidMessage if not like the start."""
         loss = tensors.pop("loss", None)
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
             raise InvalidMessage("its loss is infinite, not a number, or missing")

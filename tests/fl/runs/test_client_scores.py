@@ -16,7 +16,7 @@ from fl.federation import Federation
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.metrics import CLIENTS as FILE
-from fl.runs.metrics import ClientTable, find_best, read
+from fl.runs.metrics import ClientTable, find_judged, read
 from fl.settings import Config
 
 FLAGS = [*TINY, "--local-test", "0.2", "--backend", "loop"]
@@ -42,7 +42,7 @@ def test_client_scores__a_row_a_client_and_round_and_the_one_with_the_smallest_v
     tmp_path, capsys
 ):
     folder = run(tmp_path, "a")
-    best = find_best(read(folder / "metrics.csv"))
+    best = find_judged(read(folder / "metrics.csv"))
     assert best["local_valid_loss"] == min(row["local_valid_loss"] for row in read(folder / "metrics.csv"))
     for row in read(folder / "metrics.csv"):
         losses = [float(one["valid_loss"]) for one in rows_of(folder, row["round"])]

@@ -440,7 +440,7 @@ def test_prune__parts_that_the_code_makes_equal_reach_a_target(net, target):
     model = net().eval()
     small, plan, sizes = prune(model, example=X[:2], target=target)
     share = (
-        sizes[-1].parameters / sizes[0].parameters if target.what == "parameters" else sizes[-1].macs / sizes[0].macs
+        sizes[-1].parameters / sizes[0].parameters if target.measure == "parameters" else sizes[-1].macs / sizes[0].macs
     )
     assert 0.75 * target.share < share <= target.share
     if net is Padded:
