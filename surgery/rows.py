@@ -17,18 +17,18 @@ from surgery.width.constants import NewSizes
 _log = logging.getLogger(__name__)
 
 
-Axes: TypeAlias = Mapping[tuple[str, str], int]
+TensorAxes: TypeAlias = Mapping[tuple[str, str], int]
 """By (module, attribute) of tensors the axis along which they have one position for each token or expert."""
 
 
-def tensors_along(model: nn.Module, axes: Axes) -> dict[str, tuple[Tensor, int]]:
+def tensors_along(model: nn.Module, axes: TensorAxes) -> dict[str, tuple[Tensor, int]]:
     """Return the state's tensors along such an axis by name, tied ones once, and axes."""
     held = names_by_id(model)
     named = [(tensor, axes[place]) for place, tensor in named_tensors(model) if place in axes]
     return {held[id(tensor)]: (tensor, axis) for tensor, axis in named if id(tensor) in held}
 
 
-def keep_rows(model: nn.Module, axes: Axes, positions: Sequence[int]) -> tuple[dict[str, Source], list[Edit]]:
+def keep_rows(model: nn.Module, axes: TensorAxes, positions: Sequence[int]) -> tuple[dict[str, Source], list[Edit]]:
     """Return where kept positions lie, and edits that slice tensors outside a state."""
     runs, held = as_runs(positions), names_by_id(model)
     entries: dict[str, Source] = {}

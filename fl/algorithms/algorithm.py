@@ -17,7 +17,7 @@ from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Plan, Stack, broadcast, state
 
-Step: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
+UpdateStep: TypeAlias = Callable[[ClientUpdate, Message, Sequence[int], Rng], ClientUpdate]
 """A function (update, message, clients, rng) -> update: it changes the clients' update before the server gets it."""
 
 
@@ -77,7 +77,7 @@ class Algorithm:
     client: Client
     aggregate: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
     send: Callable[[Server, Sequence[int], Rng], Message] | None = None
-    steps: Sequence[Step] = ()
+    steps: Sequence[UpdateStep] = ()
     models: Callable[[Server], ClientModels] | None = None
     personalize: Callable[[Stack, Stack, Sequence[int], Rng], Stack] | None = None
     keeps: Callable[[Server], bool] | None = None

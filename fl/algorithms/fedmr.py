@@ -8,7 +8,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from fl.algorithms.algorithm import Algorithm, Step
+from fl.algorithms.algorithm import Algorithm, UpdateStep
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.secure_round import secure_steps
@@ -78,7 +78,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
             slots = shuffle(update.received, segments=pieces, permutations=shuffles)
         return {"global": mean, "slots": slots}
 
-    steps: list[Step] = [
+    steps: list[UpdateStep] = [
         *secure_steps(fed, pieces, options.secure, options.align),
         *_alignment_steps(fed, options.align),
     ]
@@ -86,7 +86,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     return replace(fedavg(fed), init=init, send=send, aggregate=aggregate, steps=steps, lacks=lacks)
 
 
-def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
+def _alignment_steps(fed: Federation, align: bool) -> list[UpdateStep]:
     """Return the step that permutes hidden widths so that models match, if `align`."""
     if not align:
         return []

@@ -21,7 +21,7 @@ from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.models.fleet import identity_plan, remove_grafting
 from surgery import Plan, State, SurgeryError, narrow, state
-from surgery.plan.positions import Runs, positions
+from surgery.plan.positions import Ranges, positions
 
 WidthLevels = dict[str, dict[int, Tensor]]
 """By tensor and axis: for each position how many of the widths, from the smallest on, are without it."""
@@ -160,7 +160,7 @@ def _levels(own_plan: Plan, plans: Sequence[Plan], device: torch.device) -> dict
     return {"levels": levels, "choices": torch.tensor(most + 1.0, device=device)}
 
 
-def _places(runs: Runs | None) -> list[int] | slice:
+def _places(runs: Ranges | None) -> list[int] | slice:
     return slice(None) if runs is None else positions(runs)
 
 

@@ -113,7 +113,7 @@ class Program:
         _log.warning("warning: memory holds %d graphs of %s: so many clients train side by side", count, name)
 
 
-class Kept:
+class KeptPrograms:
     """The programs of one model that were used last."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Kept:
         return self.programs[key]
 
 
-_KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[nn.Module, KeptPrograms] = WeakKeyDictionary()
 
 
 def is_in_vain(models: Iterable[nn.Module]) -> bool:
@@ -257,7 +257,7 @@ def _side_by_side(
 ) -> list[GroupResults]:
     """Give every place the next client when one has finished; steps take turns."""
     results = [GroupResults.empty(group) for group in groups]
-    programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
+    programs = [_KEPT.setdefault(group[0].model, KeptPrograms()).program(group) for group in groups]
     queue = longest_first(groups)
 
     def work(place: int):

@@ -56,7 +56,7 @@ def work_of(job: Job) -> int:
     return flops(job.model, job.data) // layers * job.batches.size
 
 
-class _Operations(NamedTuple):
+class _FlopCounts(NamedTuple):
     """Of one sample."""
 
     flops: int
@@ -64,7 +64,7 @@ class _Operations(NamedTuple):
 
 
 _REFUSALS = (SurgeryError, RuntimeError, ValueError, AssertionError, TypeError)  # of a copy, or of a forward pass
-_KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Operations]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, _FlopCounts]] = WeakKeyDictionary()
 _PLAIN = {
     "convolution", "mm", "addmm", "bmm", "native_batch_norm", "native_group_norm", "native_layer_norm", "relu", "relu_",
     "hardtanh", "hardtanh_", "silu", "silu_", "gelu", "sigmoid", "tanh", "add", "add_", "mul", "mul_", "mean", "sum",
@@ -77,12 +77,12 @@ _PLAIN = {
 _SMALL = 5_000_000
 
 
-def _counts(model: nn.Module, data: Dataset) -> _Operations:
+def _counts(model: nn.Module, data: Dataset) -> _FlopCounts:
     """Return a model's counts, from one pass of two samples; kept by shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
-        known[sample, dtype] = _Operations(0, 0)
+        known[sample, dtype] = _FlopCounts(0, 0)
         # `deepcopy` leaves tensors that are plain attributes where they are, so that the model can read their numbers.
         ghosts = [ghost_of, lambda full: copy.deepcopy(full).to("meta")]
         # On the meta device torch works out shapes in Python, with modules of torch.compile: seconds to import.
@@ -132,7 +132,7 @@ class _Flops(Watch):
             self.total += formula(*args, **kwargs, out_val=result)
 
 
-def _count(shadow: nn.Module, two: Inputs) -> _Operations:
+def _count(shadow: nn.Module, two: Inputs) -> _FlopCounts:
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, inputs: tuple, output: object) -> None:
@@ -149,7 +149,7 @@ def _count(shadow: nn.Module, two: Inputs) -> _Operations:
     with torch.no_grad(), _Flops(leaves(two)[0].is_meta) as counter:
         shadow(two)
     size = sum(storage.nbytes() for storage in made_by_layers.values())
-    return _Operations(counter.total // 2, size // 2)
+    return _FlopCounts(counter.total // 2, size // 2)
 
 
 class Meter:

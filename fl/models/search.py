@@ -26,8 +26,8 @@ FEW = 64
 POPULATION, GENERATIONS, PARENTS = 16, 15, 6
 """Of the evolution among more: scores a generation, generations after the first, and candidates that have children."""
 
-Score: TypeAlias = Callable[[Spec], float]
-Unit: TypeAlias = Literal["macs", "parameters", "bytes"]
+SpecScore: TypeAlias = Callable[[Spec], float]
+CostUnit: TypeAlias = Literal["macs", "parameters", "bytes"]
 T = TypeVar("T")
 
 
@@ -80,7 +80,7 @@ class Space:
         object.__setattr__(self, "depths", tuple(depths.values() if self.mixed else depths))
 
     @cached_property
-    def counts(self) -> dict[tuple[Spec, Unit], int]:
+    def counts(self) -> dict[tuple[Spec, CostUnit], int]:
         """The known counts of candidates, kept here since specs hold users' models."""
         return {}
 
@@ -198,7 +198,7 @@ class Space:
         return self._make(_draw(pair, generator) for pair in zip(self.genes(a), self.genes(b)))
 
 
-def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
+def search(space: Space, score: SpecScore, generator: torch.Generator) -> Spec:
     """Find the best of up to 64 candidates, or the one that `evolve` finds among more.
 
     Among equal scores the first of the grid is the best; NaN is the lowest score.
@@ -212,7 +212,7 @@ def search(space: Space, score: Score, generator: torch.Generator) -> Spec:
     return _rank(space, {spec: score(spec) for spec in space})[0]
 
 
-def evolve(space: Space, score: Score, generator: torch.Generator) -> Spec:
+def evolve(space: Space, score: SpecScore, generator: torch.Generator) -> Spec:
     """Find the best candidate that evolution sees.
 
     It takes at most POPULATION x (1 + GENERATIONS) scores, none twice. The first population is random. Every later
@@ -246,7 +246,7 @@ def _draw(values: Sequence[T], generator: torch.Generator) -> T:
     return values[int(torch.randint(len(values), (), generator=generator))]
 
 
-def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
+def largest_within(space: Space, limit: float, unit: CostUnit) -> Spec:
     """Find the candidate with the largest count that does not exceed the limit.
 
     Of equal ones it is the first of the grid. In mixed spaces of more than 64 candidates not all are counted: starting
@@ -286,7 +286,7 @@ def largest_within(space: Space, limit: float, unit: Unit) -> Spec:
     return best
 
 
-def size(spec: Spec, unit: Unit) -> int:
+def size(spec: Spec, unit: CostUnit) -> int:
     """Count the MACs of one sample, parameters, or bytes of a model.
 
     Only models of a library are built in memory.

@@ -23,7 +23,7 @@ from fl.partition import Parts
 from surgery import Stack, cosine
 from surgery.transfer import double, download, upload, widest
 
-Scores: TypeAlias = dict[str, list[dict[str, float]]]
+ScoreTable: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
 _ALWAYS = ("accuracy", "loss", "mae", "perplexity")
@@ -301,7 +301,7 @@ def list_held_out(fed: Federation) -> list[str]:
     return [part for part, indices in parts.items() if len(indices.samples) and indices.sizes.all()]
 
 
-def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores:
+def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> ScoreTable:
     """Score every client on its own held-out samples, see `list_held_out`.
 
     Args:
@@ -313,7 +313,7 @@ def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores
     return fed.transport.score(models, partial(_score_here, fed, parts))
 
 
-def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels) -> Scores:
+def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels) -> ScoreTable:
     """Score clients with data in this process."""
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
     outputs = _of_each if fed.local.augment.mask else _of_all
@@ -341,7 +341,7 @@ def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
         yield predict_all(fed, models, samples, whose), fed.data.labels_at(samples)
 
 
-def silent(scores: Scores) -> set[int]:
+def silent(scores: ScoreTable) -> set[int]:
     """Return the clients on other machines that did not say what they score.
 
     >>> silent({"test": [{"accuracy": 0.5, "loss": 1.0}, {"accuracy": math.nan, "loss": math.nan}]})
@@ -351,7 +351,7 @@ def silent(scores: Scores) -> set[int]:
 
 
 def summarise_clients(
-    scores: Scores, left_out: Container[int] = (), sizes: Mapping[str, Sequence[int]] | None = None
+    scores: ScoreTable, left_out: Container[int] = (), sizes: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, float]:
     """Average scores over clients, which all count alike, with how unequal they are.
 

@@ -17,7 +17,7 @@ from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.federation.scores import SCORES, task_of
 from fl.runs.columns import columns, first_score
-from fl.runs.evaluate import Scores, list_held_out
+from fl.runs.evaluate import ScoreTable, list_held_out
 
 FILE, CLIENTS = "metrics.csv", "clients.csv"
 Row = dict[str, float]
@@ -136,7 +136,7 @@ class ClientTable:
             )
         write_csv(self.path, columns, ([*row.values()] for row in earlier))
 
-    def add(self, number: int, scores: Scores) -> None:
+    def add(self, number: int, scores: ScoreTable) -> None:
         """Append the scores of a round; they are empty if it was not evaluated."""
         if scores:
             values = zip(*(map(dict.values, scores[part]) for part in self.parts))

@@ -15,7 +15,7 @@ from fl.runs.metrics import Row
 from fl.runs.state import RunState
 
 
-def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]:
+def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.ScoreTable]:
     """Do a round: sample clients, train and aggregate, evaluate what is due.
 
     Nothing is written, and the run stays as it is.
@@ -45,10 +45,10 @@ def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]
     return server, row | measured, scores
 
 
-def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -> tuple[Row, evaluate.Scores]:
+def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -> tuple[Row, evaluate.ScoreTable]:
     """Measure what is due after a round: its metrics, and the scores of each client."""
     fed, algorithm, wanted = run.fed, run.algorithm, run.due(number)
-    scores: evaluate.Scores = {}
+    scores: evaluate.ScoreTable = {}
     row = evaluate.mean_cosine(fed, cohort)
     if "models" in wanted:
         row |= evaluate.released_cosine(fed, cohort)

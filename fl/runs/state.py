@@ -157,7 +157,7 @@ class RunState:
             _, why = self.algorithm.max_rounds(self.config.rounds)
             _log.warning("warning: training ends after %d of %d rounds: %s", self.last, self.config.rounds, why)
 
-    def record(self, number: int, server: Server, row: Row, scores: evaluate.Scores) -> None:
+    def record(self, number: int, server: Server, row: Row, scores: evaluate.ScoreTable) -> None:
         """Write a round into the tables, take its server, save a checkpoint if one is due."""
         self.metrics.add(row)
         self.table.add(number, scores)

@@ -26,7 +26,7 @@ def require() -> Any:
     return needed("secure recombination", "secure", "nacl.public")
 
 
-class Message(NamedTuple):
+class PlainMessage(NamedTuple):
     """A message from one party to another, before it is locked.
 
     Attributes:
@@ -79,7 +79,7 @@ class Keys:
             self._boxes[public] = require().Box(self._key, require().PublicKey(public))
         return self._boxes[public]
 
-    def lock(self, message: Message, public: bytes) -> bytes:
+    def lock(self, message: PlainMessage, public: bytes) -> bytes:
         """Return a frame that only its two ends can read or make: an address and a box."""
         import nacl.exceptions
 
@@ -89,7 +89,7 @@ class Keys:
             raise FLError(f"{name(message.recipient)} gave a public key that is none", code="peers") from None
         return message.sender.to_bytes(4, "big") + box.encrypt(_HEADER.pack(*message[:-1]) + message.body)
 
-    def unlock(self, frame: bytes, publics: dict[int, bytes], recipient: int) -> Message:
+    def unlock(self, frame: bytes, publics: dict[int, bytes], recipient: int) -> PlainMessage:
         """Return the message of a frame that came from one of these parties.
 
         Raises FLError, which names both ends, for one that is of somebody else, forged or altered.
@@ -103,7 +103,7 @@ class Keys:
             )
         try:
             plain = self._box(publics[sender]).decrypt(frame[4:])
-            message = Message(*_HEADER.unpack_from(plain), plain[_HEADER.size :])
+            message = PlainMessage(*_HEADER.unpack_from(plain), plain[_HEADER.size :])
             if (message.sender, message.recipient) != (sender, recipient):  # a box opens on both sides: an own one that
                 raise ValueError  # was sent back
         except (nacl.exceptions.CryptoError, ValueError, error):  # shorter than any box, or than a header

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fl.base.errors import FLError
-from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, make_refusal, seal
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, PlainMessage, make_refusal, seal
 
 
 class Envelope(NamedTuple):
@@ -166,7 +166,7 @@ class Client:
         publics = {**self._peers, SERVER: self._server}
         envelopes = []
         for to, number, blob in parcels:
-            message = Message(self._sessions[-1], self.phase, number, self.address, to, blob)
+            message = PlainMessage(self._sessions[-1], self.phase, number, self.address, to, blob)
             envelopes.append(Envelope(to, self._keys.lock(message, publics[to])))
         return envelopes
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from fl.base.errors import FLError
-from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, Message, make_refusal
+from fl.secure.boxes import SEALED_EXTRA, SERVER, Keys, PlainMessage, make_refusal
 from fl.secure.client import Client, Envelope
 
 ALONE = "alone: its model could not be hidden among others"
@@ -88,7 +88,7 @@ class Server:
         everybody = b"".join(client.to_bytes(4, "big") + public for client, public in cohort.items())
         waiting = {}
         for client, public in cohort.items():
-            waiting[client] = [self._keys.lock(Message(session, 0, 0, SERVER, client, everybody), public)]
+            waiting[client] = [self._keys.lock(PlainMessage(session, 0, 0, SERVER, client, everybody), public)]
             sent[SERVER, client] += len(waiting[client][0])
         for phase in range(1, self._last + 1):
             answers = carry(phase, waiting)

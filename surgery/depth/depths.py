@@ -15,7 +15,7 @@ from surgery.depth.tree import as_module, is_sequential
 from surgery.errors import SurgeryError
 from surgery.states import State, state, tensors
 
-Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
+KeptBlocks: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 
 
 def check_model(model: nn.Module | State) -> nn.Module:
@@ -26,7 +26,9 @@ def check_model(model: nn.Module | State) -> nn.Module:
     return as_module(model)
 
 
-def depths_by_section(model: nn.Module | State, known: Sequence[Section], depths: Kept) -> list[tuple[Section, Any]]:
+def depths_by_section(
+    model: nn.Module | State, known: Sequence[Section], depths: KeptBlocks
+) -> list[tuple[Section, Any]]:
     """Return the sections with their given depths, which may be lists of positions."""
     have = f"has {len(known)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in known)}" if known else "has none"
     if beside := [section.name for section in sections(model) if section not in known]:

@@ -10,7 +10,7 @@ from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.constants import Shift, numbers, recount_blocks, renumber
 from surgery.depth.depths import (
     DepthChange,
-    Kept,
+    KeptBlocks,
     check_model,
     check_order,
     depths_by_section,
@@ -36,7 +36,7 @@ StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 def graft(
     model: nn.Module | State,
     *,
-    depths: Kept,
+    depths: KeptBlocks,
     mode: Literal["copy", "identity"] = "copy",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:
@@ -186,7 +186,7 @@ def _deeper(
 def ungraft(
     model: nn.Module | State,
     *,
-    keep: Kept,
+    keep: KeptBlocks,
     stands_for: StandsFor = "equal",
     example: Any = None,
 ) -> tuple[nn.Module | State, Plan]:

@@ -16,8 +16,8 @@ from surgery.errors import SurgeryError
 from surgery.forward import Uses, tensors_in, vary
 from surgery.names import join
 
-Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
-Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something and returns the outputs that must not change
+BlockCall: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
+BlockRuns: TypeAlias = Callable[[], list[Tensor]]  # runs something and returns the outputs that must not change
 
 _TOLERANCE = 1e-5
 _DRAWS = 4  # random inputs of a block beside what the example gives it
@@ -96,7 +96,7 @@ def zero_branches(
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the output: use mode='copy'", code="depth")
 
 
-def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, arguments: Call) -> None:
+def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, arguments: BlockCall) -> None:
     """Zero the parameters of copies of a block in place, unless zeros give NaN."""
     values = dict(block.named_parameters())
 
@@ -123,7 +123,7 @@ def _never_zero(block: nn.Module) -> list[str]:
     return weights
 
 
-def _model_runs(model: nn.Module, arguments: Call, expected: Any) -> Runs | None:
+def _model_runs(model: nn.Module, arguments: BlockCall, expected: Any) -> BlockRuns | None:
     """Run the model; None if its outputs are not the expected ones."""
 
     def run() -> list[Tensor]:
@@ -132,11 +132,11 @@ def _model_runs(model: nn.Module, arguments: Call, expected: Any) -> Runs | None
     return run if _close(run(), expected) else None
 
 
-def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Runs | None, Runs]:
+def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[BlockRuns | None, BlockRuns]:
     """Run a block for the outputs that equal inputs, and for all of its outputs."""
     first = next(iter(tensors_in((args, kwargs))))
 
-    def draw(which: int) -> Call:
+    def draw(which: int) -> BlockCall:
         """Return the arguments with random numbers for the first tensor.
 
         None below 0 if the example has none (after a ReLU, say).
@@ -148,7 +148,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
         tensors_in(arguments)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
         return arguments
 
-    def outputs(arguments: Call) -> Sequence[Any]:
+    def outputs(arguments: BlockCall) -> Sequence[Any]:
         output = block(*arguments[0], **arguments[1])
         return output if isinstance(output, tuple) else [output]
 
@@ -172,7 +172,7 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
     return equal_ones if 0 in same else None, every
 
 
-def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
+def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: BlockRuns) -> set[str]:
     """Return the fewest block parameters that must be zero, the last ones of branches.
 
     `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
@@ -192,7 +192,7 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
     return zero
 
 
-def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
+def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: BlockRuns) -> set[str]:
     """Return parameters without first-order effect on `run`'s outputs, if known."""
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
@@ -214,7 +214,7 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
     return set(names) - moving if gradients else set()
 
 
-def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
+def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: BlockRuns) -> set[str]:
     """Return non-zero parameters of a block that change nothing of what `run` runs.
 
     They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.
@@ -236,9 +236,9 @@ def _find_unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> se
     return unused
 
 
-def _inputs(model: nn.Module, blocks: Sequence[nn.Module], arguments: Call) -> dict[int, Call]:
+def _inputs(model: nn.Module, blocks: Sequence[nn.Module], arguments: BlockCall) -> dict[int, BlockCall]:
     """Return what the model calls blocks with, by their ids."""
-    seen: dict[int, Call] = {}
+    seen: dict[int, BlockCall] = {}
 
     def note(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         seen.setdefault(id(block), copy.deepcopy((args, kwargs)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, pieces_of
-from surgery.merging.driver import ByName, Group, Kernel, Weights, check_models, merge_tensors, switch, within
+from surgery.merging.driver import ByName, Kernel, TensorGroup, Weights, check_models, merge_tensors, switch, within
 from surgery.merging.parts import combination
 from surgery.states import Models, State, stack_size
 
@@ -34,7 +34,7 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     for value in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
         switch("normalize", value)
 
-    def mean(group: Group, normalize: bool) -> Reader:
+    def mean(group: TensorGroup, normalize: bool) -> Reader:
         return combination(group, group.shares() if normalize else group.weights)
 
     return merge_tensors(mean, models, weights=weights, settings={"normalize": (normalize, True)})
@@ -111,7 +111,7 @@ def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: 
     return _by_measures(_fisher, models, fishers, "fishers", "Fisher information", weights)
 
 
-def _fisher(group: Group, information: list[Pieces]) -> Reader:
+def _fisher(group: TensorGroup, information: list[Pieces]) -> Reader:
     shares, shape = group.shares(), group.tensors[0].shape
     for k, entry in zip(group.places, information):
         if entry.shape != shape:
@@ -169,7 +169,7 @@ def regmean(
     return _by_measures(_regmean, models, grams, "grams", "inner products of inputs", weights, settings)
 
 
-def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
+def _regmean(group: TensorGroup, grams: list[Pieces], alpha: float) -> Reader:
     out = group.tensors[0].shape[0]
     inputs = group.size // out if out else 0
     products = [gram.whole() for gram in grams]
@@ -218,7 +218,7 @@ def _by_measures(
                 f"model {lacking[0]} has no {label} of {name!r}, which others have: compute it", code="mismatch"
             )
 
-    def mean(group: Group, **numbers: Any) -> Reader:
+    def mean(group: TensorGroup, **numbers: Any) -> Reader:
         if group.places[-1] >= len(measures):
             raise SurgeryError(f"{len(measures)} models have {label}, not model {group.places[-1]}", code="argument")
         shares = group.shares()

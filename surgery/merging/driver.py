@@ -32,7 +32,7 @@ Kernel: TypeAlias = Callable[..., Reader]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """One tensor of the models that count.
 
     Attributes:
@@ -199,7 +199,7 @@ def merge_tensors(
 
 def group_of(
     name: str, states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor] | None, weights: Sequence[float]
-) -> Group:
+) -> TensorGroup:
     """Return one tensor of the states whose weight is not 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
@@ -207,7 +207,7 @@ def group_of(
     whose = [getattr(states[k], "label", "") or f"model {k} (from 0)" for k in places]
     tensors, group_weights = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
     whose.append(getattr(base, "label", "") or "the base")
-    return Group(name, tensors, group_weights, places, None if base is None else pieces_of(base, name), whose)
+    return TensorGroup(name, tensors, group_weights, places, None if base is None else pieces_of(base, name), whose)
 
 
 def check_models(

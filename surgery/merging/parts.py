@@ -9,13 +9,13 @@ from torch import Tensor
 
 from surgery import lazy
 from surgery.errors import SurgeryError
-from surgery.merging.driver import Group
+from surgery.merging.driver import TensorGroup
 
 _DIGIT = 16  # bits that one pass over the values decides
 _BLOCK = 1 << 16  # elements whose random numbers come from one generator
 
 
-def combination(group: Group, coefficients: Sequence[float]) -> lazy.Reader:
+def combination(group: TensorGroup, coefficients: Sequence[float]) -> lazy.Reader:
     """sum c_k x_k, or base + sum c_k (x_k - base).
 
     Tensors of coefficient 0 are not read. If one coefficient is 1 and all others are 0 the result is that tensor, bit
@@ -37,7 +37,7 @@ def combination(group: Group, coefficients: Sequence[float]) -> lazy.Reader:
     return read
 
 
-def gram(group: Group) -> Tensor:
+def gram(group: TensorGroup) -> Tensor:
     """Return float64 inner products [K, K] of tensors, or of their task vectors.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError, explain
 from surgery.lazy import LazyState, Pieces, Reader
-from surgery.merging.driver import Group, merge_tensors
+from surgery.merging.driver import TensorGroup, merge_tensors
 from surgery.states import Models, State
 
 METHODS: dict[str, Callable[..., Any]] = {}
@@ -71,7 +71,7 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
     takes = {p.name for p in keywords}
     needs_base = any(p.name == "base" and p.default is inspect.Parameter.empty for p in keywords)
 
-    def kernel(group: Group, **settings: Any) -> Reader:
+    def kernel(group: TensorGroup, **settings: Any) -> Reader:
         shape, size = group.tensors[0].shape, group.size
         for setting, value in settings.items():
             if isinstance(value, list | tuple):  # a number for each model

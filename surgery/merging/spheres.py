@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merging.driver import Base, ByName, Group, Weights, merge_tensors, needed, number, within
+from surgery.merging.driver import Base, ByName, TensorGroup, Weights, merge_tensors, needed, number, within
 from surgery.merging.parts import combination, gram
 from surgery.states import Models, State
 
@@ -43,7 +43,7 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight
     return merge_tensors(partial(_slerp, straight), models, base=base, weights=weights, method="slerp", exactly=2)
 
 
-def _slerp(straight: float, group: Group) -> Reader:
+def _slerp(straight: float, group: TensorGroup) -> Reader:
     if len(group.tensors) == 1:  # t is 0 or 1
         return combination(group, [1.0])
     t = group.shares()[1]
@@ -104,7 +104,7 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
     return merge_tensors(partial(_spherical, _center), models, base=base, weights=weights)
 
 
-def _spherical(direction, group: Group) -> Reader:
+def _spherical(direction, group: TensorGroup) -> Reader:
     """Return the combination in the direction that `direction` chooses."""
     shares = group.shares()
     if len(shares) == 1:
@@ -170,7 +170,7 @@ def model_stock(models: Models, *, base: Base) -> State | LazyState:
     return merge_tensors(_stock, models, base=needed(base), method="model_stock", least=2)
 
 
-def _stock(group: Group) -> Reader:
+def _stock(group: TensorGroup) -> Reader:
     k = len(group.tensors)
     products = gram(group)
     lengths = products.diagonal().sqrt()

@@ -18,7 +18,7 @@ from surgery.merging.driver import (
     Base,
     ByName,
     ForEach,
-    Group,
+    TensorGroup,
     Weights,
     check_models,
     group_of,
@@ -64,7 +64,7 @@ def _task_vectors(
     switch("normalize", normalize), switch("elect", elect)
     settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
 
-    def kernel(group: Group, *, scale: float, **numbers: float | Sequence[float]) -> Reader:
+    def kernel(group: TensorGroup, *, scale: float, **numbers: float | Sequence[float]) -> Reader:
         weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
         by_model = [{key: of_model(value, k) for key, value in numbers.items()} for k in group.places]
         whole = [sparse is None or values.get("density") == 1 for values in by_model]
@@ -114,7 +114,7 @@ def elect_sign(deltas: list[Tensor], weights: list[float], normalize: bool) -> T
     return total.div_(share.masked_fill_(share == 0, 1)) if normalize else total
 
 
-def magnitudes(group: Group, i: int) -> Iterator[Tensor]:
+def magnitudes(group: TensorGroup, i: int) -> Iterator[Tensor]:
     """Yield slabs of |x_i - base|."""
     for start, stop in spans(group.size):
         yield group.delta(i, start, stop).abs_()
@@ -161,12 +161,12 @@ def ties(
     )
 
 
-def _largest(group: Group, i: int, density: float) -> Reader:
+def _largest(group: TensorGroup, i: int, density: float) -> Reader:
     count = max(1, int(density * group.size))
     return _above(of_rank(lambda: magnitudes(group, i), group.size, group.size - count) if group.size else 0, group, i)
 
 
-def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
+def _above(limit: Tensor | float, group: TensorGroup, i: int) -> Reader:
     def read(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)
         return delta.mul_(delta.abs() >= limit)
@@ -224,7 +224,7 @@ def dare(
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
 
-def _drop(group: Group, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
+def _drop(group: TensorGroup, i: int, density: float, *, seed: int, rescale: bool) -> Reader:
     def read(start: int, stop: int) -> Tensor:
         delta = group.delta(i, start, stop)
         stays = uniform(seed, group.name, group.places[i], start, stop).to(delta.device) < density
@@ -269,7 +269,7 @@ def breadcrumbs(
     return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
-def _middle(group: Group, i: int, density: float, gamma: float) -> Reader:
+def _middle(group: TensorGroup, i: int, density: float, gamma: float) -> Reader:
     count = int(density * group.size)
     if not count:
         return lambda start, stop: torch.zeros_like(group.delta(i, start, stop))
@@ -325,7 +325,7 @@ def della(
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
-def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
+def _by_rank(group: TensorGroup, i: int, density: float, epsilon: float, *, seed: int) -> Reader:
     shape = group.tensors[i].shape
     n = group.size // shape[0] if len(shape) > 1 and shape[0] else max(group.size, 1)
     lowest = 1 - density - epsilon / 2
@@ -372,7 +372,7 @@ def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyStat
     return merge_tensors(_sce, models, base=needed(base), settings=settings)
 
 
-def _sce(group: Group, select: float) -> Reader:
+def _sce(group: TensorGroup, select: float) -> Reader:
     k = len(group.tensors)
 
     def deltas(start: int, stop: int) -> Tensor:
@@ -423,7 +423,7 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
     {'w': tensor([ 0.1000,  0.5000, -0.5000])}
     """
 
-    def kernel(group: Group, t: float) -> Reader:
+    def kernel(group: TensorGroup, t: float) -> Reader:
         def read(start: int, stop: int) -> Tensor:
             other, origin = group.value(0, start, stop), group.origin(start, stop)
             difference = other - origin

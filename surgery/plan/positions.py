@@ -13,8 +13,8 @@ from torch.nn import Parameter
 from surgery.errors import SurgeryError
 from surgery.transfer import upload
 
-Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, in the order of reading
-Index: TypeAlias = tuple[Runs | None, ...]  # one entry for each axis; None is the whole axis
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # half-open ranges [start, stop) of one axis, in the order of reading
+Index: TypeAlias = tuple[Ranges | None, ...]  # one entry for each axis; None is the whole axis
 
 _MANY = 512  # pieces at most that are written as views; more take less time in one scatter
 _FEW = 64  # ranges at most that are read as views; more take less time in one gather
@@ -27,7 +27,7 @@ class Source(NamedTuple):
     index: Index  # type: ignore[assignment]  # tuples have a method of this name
 
 
-def as_runs(positions: Iterable[int]) -> Runs:
+def as_runs(positions: Iterable[int]) -> Ranges:
     """Return positions, in any order, as ranges.
 
     >>> as_runs([0, 1, 2, 5, 6]), as_runs([3, 1, 2]), as_runs([0, 0])
@@ -36,7 +36,7 @@ def as_runs(positions: Iterable[int]) -> Runs:
     return merge_ranges((p, p + 1) for p in map(operator.index, positions))
 
 
-def merge_ranges(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_ranges(runs: Iterable[tuple[int, int]]) -> Ranges:
     """Join each range that continues the one before it. The order stays.
 
     >>> merge_ranges([(0, 2), (2, 3), (5, 6)])
@@ -50,7 +50,7 @@ def merge_ranges(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(result)
 
 
-def positions(runs: Runs) -> list[int]:
+def positions(runs: Ranges) -> list[int]:
     """Return the positions that ranges hold, in their order.
 
     >>> positions(((3, 4), (1, 3)))
@@ -66,7 +66,7 @@ def as_index(index: Iterable) -> Index:
     """
     whole = operator.index
 
-    def as_tuples(runs: Iterable) -> Runs:
+    def as_tuples(runs: Iterable) -> Ranges:
         if type(runs) is tuple and all(type(r) is tuple and tuple(map(type, r)) == (int, int) for r in runs):
             return runs  # no copy: many tensors share them
         return tuple((whole(a), whole(b)) for a, b in runs)
@@ -223,7 +223,7 @@ def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
     return torch.meshgrid(*(upload(torch.tensor(p), like.device) for p in places), indexing="ij")
 
 
-def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
+def _select(tensor: Tensor, axis: int, runs: Ranges) -> Tensor:
     """Return positions of one axis in the same memory format.
 
     The result is a view if the positions are one range.

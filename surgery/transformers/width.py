@@ -39,7 +39,7 @@ _MOST_MADE = 40  # models that are made to find the values from one guess
 _STARTS = 3  # other guesses from which they are looked for
 
 
-class _Score(NamedTuple):
+class _MatchScore(NamedTuple):
     """The distance of a model made from a configuration to the narrow one; 0 is equal.
 
     What is not known before the rest is right is infinite.
@@ -66,7 +66,7 @@ class _Made(NamedTuple):
         shares: the shares of sizes of the tensors outside of the state that differ.
     """
 
-    score: _Score
+    score: _MatchScore
     config: Any
     why: str
     edits: Sequence[Edit] = ()
@@ -239,12 +239,12 @@ class _ConfigSearch:
         wrong = [(got, want) for got, want in pairs if got != want]
         if why := first_difference(wanted, other):
             missing = sum(name not in other or len(wanted[name]) != len(other[name]) for name in wanted)
-            score = _Score(len(wrong) + missing + len(other.keys() - wanted.keys()))
+            score = _MatchScore(len(wrong) + missing + len(other.keys() - wanted.keys()))
             return _Made(score, config, why, pairs=set(wrong))
         ours, theirs, edits = _outside(self.small), _outside(twin), attribute_edits(self.small, twin)
         computed = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
         if edits is None:
-            return _Made(_Score(0), config, "its class makes other modules from it")
+            return _Made(_MatchScore(0), config, "its class makes other modules from it")
         different = [key for key, (wanted, other) in computed.items() if not _is_corner(wanted, other)]
         if different:
             whole = dict(named_tensors(self.full))
@@ -256,14 +256,14 @@ class _ConfigSearch:
                 if a < b
             }
             why = f"its class computes another {join(*different[0])}"
-            return _Made(_Score(0, len(different)), config, why, shares=shares)
+            return _Made(_MatchScore(0, len(different)), config, why, shares=shares)
         for (module, name), (tensor, twin_tensor) in computed.items():
             if tensor.shape != twin_tensor.shape:  # no operation uses it, so that it stayed whole
                 index = [None if old == new else [[0, new]] for old, new in zip(tensor.shape, twin_tensor.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
         adopted = self.plan.with_edits((*self.plan.edits, *edits))
         steps, why = self.difference(adopted.build(self.model)) or (0, "")
-        return _Made(_Score(0, 0, steps), config, why, edits)
+        return _Made(_MatchScore(0, 0, steps), config, why, edits)
 
 
 def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:

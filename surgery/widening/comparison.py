@@ -39,7 +39,7 @@ def find_change(model: nn.Module, wide: nn.Module, solution: Solution, choice: C
     A result is right if it equals the model's result with positions repeated. A sum over repeated positions may differ,
     since the code may divide it by their number. So a wrong sum counts only if a later result is wrong, too.
     """
-    keep = _Keep(solution)
+    keep = _KeepReplay(solution)
     model = clone(model)  # a forward pass may leave something in it, such as the state of a recurrence
     with explain(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
         before = tensors_in(call(model, copy_tensors(example)))
@@ -59,7 +59,7 @@ class _Differs(Exception):
     """A step of the wide model has a wrong result."""
 
 
-class _Keep(Replay):
+class _KeepReplay(Replay):
     """Keeps the results of all steps."""
 
     def __init__(self, solution: Solution):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fl.base.errors import FLError
-from fl.extensions.flower.flower import Grid, GridLink, Message, reply_to
+from fl.extensions.flower.flower import FlowerMessage, Grid, GridLink, reply_to
 from fl.extensions.flower.folders import SERVER, node_folder, read_node, read_server
 from fl.extensions.flower.node import Node
 from fl.extensions.flower.nodes import Timeouts
@@ -105,7 +105,7 @@ def _train(grid: Grid, context: Context) -> None:
         raise
 
 
-def _answer(message: Message, context: Context) -> Message:
+def _answer(message: FlowerMessage, context: Context) -> FlowerMessage:
     return reply_to(message, lambda request: _node_of(context).answer(request))
 
 

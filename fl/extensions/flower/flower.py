@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from fl.base.errors import FLError
 from fl.extensions.flower.messages import InvalidMessage, NodeMessage, from_raw, printable, raw
 
-Message: TypeAlias = Any
+FlowerMessage: TypeAlias = Any
 """`flwr.app.Message`. Flower is imported where it is used, so that everything else works without it."""
 RecordDict: TypeAlias = Any
 Grid: TypeAlias = Any
@@ -124,7 +124,7 @@ class GridLink:
                 notes.append((node, f"its answer of {kind} came late and is not used"))
         return notes
 
-    def _pull(self, name: str, limit: int) -> list[Message | str]:
+    def _pull(self, name: str, limit: int) -> list[FlowerMessage | str]:
         """Return the answers to one request, up to a number of bytes."""
         try:
             with _bound(self.grid, limit):
@@ -165,12 +165,12 @@ def _bound(grid: Grid, limit: int) -> Iterator[None]:
         del client.PullObject  # the class has it
 
 
-def _reason(reply: Message) -> str:
+def _reason(reply: FlowerMessage) -> str:
     """Return why a message has no answer, in one line."""
     return printable(f"Flower has no answer of it: {reply.error.reason or f'code {reply.error.code}'}")
 
 
-def _read(reply: Message | str, limit: int) -> NodeMessage | str:
+def _read(reply: FlowerMessage | str, limit: int) -> NodeMessage | str:
     if isinstance(reply, str):
         return reply
     if reply.has_error():
@@ -184,7 +184,7 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     return answer
 
 
-def reply_to(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> Message:
+def reply_to(message: FlowerMessage, answer: Callable[[NodeMessage], NodeMessage]) -> FlowerMessage:
     """Return a node's reply to a message: its answer, or why there is none."""
     from flwr.app import Message
 

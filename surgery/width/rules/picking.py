@@ -107,7 +107,7 @@ def _index(view, args, out):
     return axes
 
 
-class _Pick(NamedTuple):
+class _Picking(NamedTuple):
     """Axes and the index along them; None if they are taken whole."""
 
     axes: list[Axis]
@@ -118,13 +118,13 @@ class _Pick(NamedTuple):
         return self.index is not None and self.index.dtype in (torch.bool, torch.uint8)
 
 
-def _picks(axes: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
+def _picks(axes: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Picking]:
     """Yield the axes that each index picks along: a mask's own number, or one."""
     rest = iter(axes)
     for index in indices:
-        count = index.ndim if _Pick([], index).is_mask else 1
-        yield _Pick([next(rest) for _ in range(count)], index)
-    yield from (_Pick([axis], None) for axis in rest)
+        count = index.ndim if _Picking([], index).is_mask else 1
+        yield _Picking([next(rest) for _ in range(count)], index)
+    yield from (_Picking([axis], None) for axis in rest)
 
 
 @rule("index_select index_add index_copy index_fill index_reduce", carries=True)
