@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surgery.errors import SurgeryError
-from surgery.plan import Plan, Runs
+from surgery.plan import Plan, Ranges
 from surgery.plan.positions import is_whole, merge_ranges, positions, put, take
 from surgery.states import names_by_id, shapes_of, tensors
 
@@ -167,7 +167,7 @@ def _way(plan: Plan, before: nn.Module, after: nn.Module, new: New) -> _PlanDire
 
 
 @cache  # many tensors lie along one width
-def _repeats(runs: Runs, size: int) -> list[int]:
+def _repeats(runs: Ranges, size: int) -> list[int]:
     """Return for each position of a longer axis the old position it holds or repeats.
 
     >>> _repeats(((0, 3),), 5), _repeats(((0, 2), (3, 5)), 6), _repeats(((2, 4),), 5)

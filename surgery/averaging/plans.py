@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surgery.averaging.common import Reduce, Weights, reduce_tensor, weight_rows
 from surgery.errors import SurgeryError
-from surgery.plan import Index, Plan, Runs
+from surgery.plan import Index, Plan, Ranges
 from surgery.plan.positions import ascending, grid, is_scatter_faster, pieces, put
 from surgery.states import (
     Models,
@@ -264,7 +264,7 @@ class _Mass:
             yield from zip(itertools.product(*ranges), cells.flatten().tolist())
 
 
-def _indicator(cuts: list[int], runs: Runs | None) -> Tensor:
+def _indicator(cuts: list[int], runs: Ranges | None) -> Tensor:
     """1 for each cell of an axis that lies in the ranges, else 0."""
     if runs is None:
         return torch.ones(len(cuts) - 1, dtype=torch.float64)

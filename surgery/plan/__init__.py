@@ -8,7 +8,7 @@ from surgery.plan.fingerprint import fingerprint as fingerprint
 from surgery.plan.fingerprint import has_structure as has_structure
 from surgery.plan.fingerprint import structure as structure
 from surgery.plan.positions import Index as Index
-from surgery.plan.positions import Ranges as Runs
+from surgery.plan.positions import Ranges as Ranges
 from surgery.plan.positions import Source as Source
 from surgery.plan.positions import as_runs as as_runs
 from surgery.plan.submodel import Edit as Edit

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.forward import Observed, check_runs, named_tensors, observe, vary
 from surgery.names import is_inside, join
-from surgery.plan import Index, Plan, Runs, Source, as_runs, structure
+from surgery.plan import Index, Plan, Ranges, Source, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
@@ -431,7 +431,7 @@ def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:
     """Return the plan of the model as the first positions of the wide one."""
 
     @cache  # many tensors lie along one width
-    def first_along(runs: Runs, size: int) -> Runs:
+    def first_along(runs: Ranges, size: int) -> Ranges:
         places: dict[int, int] = {}
         for place, position in enumerate(positions(runs)):
             places.setdefault(position, place)

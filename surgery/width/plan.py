@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from surgery.forward import named_tensors
-from surgery.plan import Plan, Runs, Source, as_runs, structure
+from surgery.plan import Plan, Ranges, Source, as_runs, structure
 from surgery.plan.positions import merge_ranges
 from surgery.states import names_by_id, shapes_of
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 
 
-def runs_of(axis: Axis, choice: Choice) -> Runs:
+def runs_of(axis: Axis, choice: Choice) -> Ranges:
     """Return the positions that stay, as ranges."""
     if isinstance(axis, Atom):
         positions = choice.get(axis)
@@ -29,7 +29,7 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     if isinstance(axis, Sum):
         starts = accumulate((size for size, _ in parts), initial=0)
         return merge_ranges((start + a, start + b) for start, (_, runs) in zip(starts, parts) for a, b in runs)
-    result: Runs = ((0, 1),)
+    result: Ranges = ((0, 1),)
     size = 1
     for radix, runs in reversed(parts):
         if result == ((0, size),):
