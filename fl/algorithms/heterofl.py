@@ -33,7 +33,7 @@ class HeteroFLOptions:
     """weight clients by their numbers of samples in the average, instead of equally"""
 
     def adapt(self, spec: Spec) -> Spec:
-        """Return the models that the method trains."""
+        """Return the spec of the models that the method trains."""
         return replace(spec, scaler=True) if self.scaler and "scaler" in spec.architecture.defaults else spec
 
 
@@ -87,9 +87,9 @@ def heterofl(
 
 
 def plan_held_rows(model: nn.Module, held: torch.Tensor) -> Plan:
-    """Return the plan within a model without the rows of classes that are not held.
+    """Return the plan of a model without the rows of classes that are not held.
 
-    The classes of text are tokens. These are rows of the classifier and of token embeddings.
+    The rows lie in the classifier and, for text, in the token embedding, since the classes of text are tokens.
 
     Args:
         held: bool [classes].

@@ -23,7 +23,7 @@ from fl.runs.metrics import FILE, Row, best, find_judged, read, select_evaluated
 from fl.settings import Config, Experiment
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
-"""From what curves can be drawn against to its column in the rows."""
+"""For each quantity that curves can be plotted over, its column in the rows."""
 TAIL = 10
 """Number of the last evaluations that the late mean is taken of."""
 _COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
@@ -46,7 +46,7 @@ class RecordedRun:
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     """Map each folder to the run folders with a file: itself, or folders below it.
 
-    Raises FLError for no or no folder.
+    Raises FLError if there are none, or if one of them is not a folder.
     """
     if not folders:
         raise FLError("give at least one run folder")
@@ -253,7 +253,7 @@ def _client_scores(names: Iterable[str]) -> dict[str, Column]:
 
 
 def others(names: Iterable[str]) -> dict[str, Column]:
-    """Find the other columns with a heading, which are no scores of models.
+    """Find the columns with a heading that are neither global nor client test scores.
 
     Methods' columns are there if they are among the names.
 

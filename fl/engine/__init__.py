@@ -106,8 +106,8 @@ def train(
         backend: one of `BACKEND_NAMES`.
         chosen: what `auto` has chosen before: on the CPU by the groups' numbers of clients and their work, elsewhere by
             device and versions as well. It keeps to that on any machine that can, and adds new choices.
-        rounds: how many there are like this one, which bound the time that `auto` may take to try backends.
-        moving: whether the samples lie elsewhere in each round, so that graphs would be captured in each.
+        rounds: the number of such rounds; it limits the time that `auto` may take to try backends.
+        moving: whether the samples lie elsewhere in memory in each round, so that graphs would be captured each time.
 
     Raises:
         FLError: if the backend is unknown or cannot train this model on this device, and if the model draws random
@@ -149,7 +149,7 @@ def train(
 
 @contextmanager
 def _explain(jobs: Sequence[Job]) -> Iterator[None]:
-    """Record gradients in the block, whatever surrounds it, and name two model faults."""
+    """Enable gradients in the block, and explain two faults of models in plain words."""
     names = " or ".join(map(_name, (job.model for job in jobs)))
     before = _global_rng(jobs[0].device)
     try:
@@ -185,7 +185,7 @@ _REFUSED: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The backends that could not train a model."""
 
 
-_SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.work.work`
+_SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.work.work_of`
 
 
 def rank_backends(groups: Sequence[Group]) -> list[str]:

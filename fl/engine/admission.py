@@ -188,9 +188,7 @@ def _compare(
 ) -> TrialOutcome:
     """Let candidates train in turn, each in its own process, until the time `end`.
 
-    The time is `time.monotonic()`.
-
-    All processes start at once. Then each waits for its turn.
+    `end` is a value of `time.monotonic()`. All processes start at once; then each waits for its turn.
     """
     allowed = end - time.monotonic()
     gains, left_out, late = {"loop": 1.0}, {}, 0.0

@@ -28,13 +28,13 @@ class DirichletOptions:
 
 
 def dirichlet(task: Task, options: DirichletOptions) -> Partition:
-    """Deal each class by a Dirichlet distribution over clients, with a balance rule.
+    """Partition each class by Dirichlet shares of the clients, with a balance rule.
 
-    Source: Yurochkin et al. 2019. Each class is divided in shares p ~ Dir(alpha) over the clients. Clients that already
+    Source: Yurochkin et al. 2019. Each class is divided into shares p ~ Dir(alpha) of the clients. Clients that already
     have N / clients samples or more get none; the other shares are renormalised, and the class is cut at their
-    cumulative sum. So FedMR's released code, PFLlib and NIID-Bench do it. Sizes differ widely; `dirichlet_mixture`
-    draws a mixture of classes for each client, as Hsu et al. (2019) do, whom FedMR's paper cites. At alpha 0.1 the two
-    are far apart.
+    cumulative sum. FedMR's released code, PFLlib and NIID-Bench do the same. Sizes differ widely. `dirichlet_mixture`
+    samples a mixture of classes for each client, as in Hsu et al. (2019), which FedMR's paper cites. At alpha 0.1 the
+    two partitions differ strongly.
     """
     y = task.labels.cpu().numpy()
     parts = draw_until(task, "dirichlet", options.alpha, lambda: _draw(y, task.clients, options.alpha, task.rng))
@@ -50,8 +50,8 @@ def check_alpha(alpha: float) -> None:
 def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Parts:
     """Draw until every client has the minimum.
 
-    If none of 200 draws gives them that, as with a small alpha and many clients, single samples of the last one move
-    from the largest clients to those that lack some, and a warning says how many.
+    With a small alpha and many clients, none of 200 draws may do so. Then single samples of the last draw move from the
+    largest clients to clients that have too few, and a warning says how many.
 
     Args:
         name: of the partition.

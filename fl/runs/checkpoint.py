@@ -175,18 +175,18 @@ def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, 
 def read_header(folder: Path) -> dict[str, Any]:
     """Read what a checkpoint keeps beside its tensors.
 
-    It is what `save` is given, by the same names; of `best` the round.
+    It has the arguments of `save` that are not tensors, by their names, but the spec as `model`, and only the round of
+    `best`.
     """
     return files.read_header(folder / FILE, _FORMAT)
 
 
 def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
-    """Identify a user's own data and model that a run needs, in JSON.
-
-    It is None for data and models by name.
+    """Identify a user's own data and models that a run needs, in JSON.
 
     The settings name such data `given`, `my_module:load` or `csv:FILE`, which does not say what they hold; likewise
-    models.
+    models. "data" and "model" are None for data and models that fl knows by name. "base" is a digest of the model's
+    constants.
     """
     return {
         "data": data.fingerprint(fed.data) if data.may_change(config.data.dataset) else None,
@@ -253,7 +253,7 @@ def spec_of(
 
     Args:
         where: the run folder or the file.
-        known: what that keeps of a model of the user's own, as `custom_inputs` said it.
+        known: the identity of a user's own model in that file, as `custom_inputs` returns it.
         model: the user's model, if it has no name to find it by.
 
     Raises:

@@ -94,7 +94,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
 
 
 def run_name(config: Config) -> str:
-    """Return the folder of one method and seed among several."""
+    """Return the name of the folder of one method and seed among several."""
     return f"{config.method.name}-seed{config.seed}"
 
 
@@ -119,8 +119,8 @@ def new_folder(out: str, name: str | None, title: str) -> Path:
 def list_fixed(config: Config) -> dict[str, Any]:
     """Return the settings, by flag, that a resumed run must not change.
 
-    The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
-    evaluated where --keep-best or --patience compare all evaluations.
+    `rounds` is one of them if the learning rate, or who joins and leaves, depends on it. `eval-every` is one of them if
+    --keep-best or --patience compare all evaluations.
 
     >>> settings = list_fixed(Config.of(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.segment-fraction" in settings, "fedprox.mu" in settings
@@ -186,9 +186,9 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
 
     Returns:
         width, depth: rates and numbers of blocks of its sections, separated by dashes if they differ. parameters: how
-        many it has. macs: multiply-accumulates of the forward pass of one sample. bytes_down, bytes_up: what a
-        participant receives and sends in a round. count, malicious: numbers of clients. clients: which they are,
-        separated by spaces.
+        many it has. macs: multiply-accumulates of the forward pass of one sample. bytes_down, bytes_up: the size of the
+        model's state, which a participant receives and sends in a round of FedAvg. count, malicious: numbers of
+        clients. clients: which they are, separated by spaces.
     """
     fleet = fed.fleet_or_uniform
     rows = []
@@ -249,7 +249,7 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 
 
 def fold_model(config: Config, model: nn.Module) -> nn.Module:
-    """Return a model of a run with its own parameters alone."""
+    """Return a run's model with extensions' parts folded into its own parameters."""
     change = model_change(config.extensions)
     return change[1].plain(model) if change else model
 
@@ -282,9 +282,9 @@ def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = Fa
 
 
 def is_last_best(folder: Path) -> bool:
-    """Say whether the best evaluated round of a run is the one of its checkpoint.
+    """Return whether the best evaluated round of a run is its checkpoint's round.
 
-    Raises FLError if it is another round, since its model was not stored.
+    Raises FLError if no round is best, or if the model of the best round was not kept.
     """
     header = checkpoint.read_header(folder)
     rows = [row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]]

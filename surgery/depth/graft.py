@@ -57,8 +57,9 @@ def graft(
             takes `use_cache` has to give the same outputs with its cache as without (not on the meta device).
             `identity` needs an example.
             Without one, blocks can be repeated whose structure shows their order: entries of a Sequential, and blocks
-            that are declared (`register_block`, timm's metadata, this project's zoo). Of a state only a root of
-            numbers, and what it holds, is known to be a Sequential; to name another section says that it is one.
+            that are declared (`register_block`, timm's metadata, this project's zoo). In a state only a root whose
+            entries are numbers, and what it holds, is known to be a Sequential. By naming another section in `depths`
+            the caller says that its blocks run one after another.
 
     Returns:
         The deeper model, and the plan in which the given model is the small one and the deeper one the full one:
@@ -129,7 +130,7 @@ def graft(
 def _follow(
     before: nn.Module, after: nn.Module, origins: Mapping[Section, Sequence[int]]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield edits after which a model of another depth says what it is."""
+    """Yield edits that set the configuration of a model to its new depth."""
     moves = [(len(section.blocks), places) for section, places in origins.items()]
     for follower in followers(after):
         yield from follower.depth_edits(before, after, moves)
@@ -139,10 +140,10 @@ class _Deeper(NamedTuple):
     """A deeper model.
 
     Attributes:
-        model: it shares the tensors `shared` (by id) with the model before.
+        model: it shares the tensors `shared` (by id) with the given model.
         copies: the new blocks, by the name of the block that they repeat.
-        origin: the name in the model before of what each tensor (by id) is or repeats.
-        undo: the edits that make the model before of it.
+        origin: by id of a tensor, the name of the given model's tensor that it is or repeats.
+        undo: the edits that turn the deeper model into the given one.
     """
 
     model: nn.Module
@@ -197,12 +198,13 @@ def ungraft(
         keep: for each section, in the order of `sections(model, example=example)` or by section name, how many blocks
             to keep (the first ones, at least 1), or which ones: ascending positions, as in NeFL's submodels. Sections
             that are not named keep all.
-        stands_for: which of the dropped blocks between it and the next kept one a kept block stands for besides itself.
+        stands_for: which dropped blocks a kept block stands for, of the blocks between it and the next kept block.
             `equal`: those whose tensors all have its shapes. `corner`: all of them, tensor by tensor with the leading
             corner [:C_o, :C_i, ...] of the tensor of the same name, if that is at least as large along every axis. So
             the first block of a section, whose input is narrower, covers what it can of the deeper ones (FedFA,
             Algorithm 1, lines 17-20, for a model that Algorithm 2 grafted). `none`: none (HeteroFL, NeFL).
-        example: the model's input, for a check as in `graft`, and needed where it is there. Without it nothing is run.
+        example: the model's input, for the same check as in `graft`, and needed in the same cases. Without it no
+            forward pass runs.
 
     Returns:
         The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
@@ -307,7 +309,7 @@ def _without(
 
 
 def _warn_of_numbered(root: nn.Module, origins: Mapping[Section, Sequence[int]]) -> None:
-    """Log tensors with a position for each block, where blocks before others go."""
+    """Warn of tensors with a position for each block, if a kept block moves up."""
     for section, places in origins.items():
         if [*places] == [*range(len(places))]:
             continue

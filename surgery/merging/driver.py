@@ -33,16 +33,16 @@ Kernel: TypeAlias = Callable[..., Reader]
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """One tensor of the models that count.
+    """One tensor of all models with a weight other than 0.
 
     Attributes:
-        name: of the tensor.
-        tensors: of the models that have a weight other than 0.
-        weights: of these models, as given.
-        places: which models they are, from 0.
+        name: the tensor's name.
+        tensors: the tensor of each of these models.
+        weights: the weights of these models, as given.
+        places: the numbers of these models, from 0.
         base: the tensor of the base model, where the method takes one.
-        whose: what errors call these models, and last the base.
-        shared: not empty if infinities were found that all of them share: methods see 0 there.
+        whose: the names of these models in errors, and last the base's.
+        shared: not empty once infinities were found that all models have: methods see 0 there.
     """
 
     name: str
@@ -164,7 +164,8 @@ def merge_tensors(
         models: a stack, or a list of states or modules; lazy states are not read.
         base: a state that task vectors start from.
         weights: of the models.
-        exactly, least: how many models the method takes, which errors call `method`.
+        method: the method's name in errors.
+        exactly, least: how many models the method takes.
         settings: by name (a value or values by patterns of tensor names, the value where no pattern matches).
 
     Returns:
@@ -200,7 +201,7 @@ def merge_tensors(
 def group_of(
     name: str, states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor] | None, weights: Sequence[float]
 ) -> TensorGroup:
-    """Return one tensor of the states whose weight is not 0."""
+    """Group one tensor of the states that have a weight other than 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
         raise SurgeryError(f"all models have the weight 0 for {name!r}: give one of them a weight", code="argument")

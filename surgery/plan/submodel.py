@@ -69,8 +69,8 @@ class Plan:
         entries: from names of the small model's tensors to their sources in the full model. `extract` reads the first
             source, `embed` writes to all of them (a last block that stands for deeper blocks has several).
         shapes: the full model's shapes by state name. Their hash is the fingerprint.
-        edits: the other changes of a copy of the full module into the small one: attributes such as `num_heads`,
-            dropped blocks, sliced tensors that are not in the state. `build` makes them.
+        edits: the other changes that turn a copy of the full module into the small one: attributes such as `num_heads`,
+            dropped blocks, sliced tensors that are not in the state. `build` applies them.
         structure: a hash of the full module's classes and settings, for `build`; "" if there was no module.
         dtypes: the full model's dtypes by state name, where they are known, for `embed`.
 

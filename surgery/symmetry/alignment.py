@@ -69,8 +69,8 @@ def align(
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
         output: as for `surgery.narrow`.
-        starts: the number of searches. The first looks for the best match from the order as it is, and from one that
-            does not depend on it (to the end from the better of both where a width is above 256). Each further search
+        starts: the number of searches. The first has two starts: the order as it is, and an order that does not depend
+            on it. (Where a width is above 256, only the better of the two is searched to the end.) Each further search
             starts from a random order. The best match counts.
         generator: of the random orders, on the CPU; by default they are the same in every call.
         progress: called with the number of widths that have their best order at present, and the number of all widths.

@@ -63,8 +63,8 @@ def widen(
     The wide model runs once on the example in float64 beside the old one, and every operation is compared. If the model
     does not run in float64, both run in float32 and are compared less strictly. A width stays as it is where an
     operation would compute something else. A norm over a width (layer norm, group norm) allows whole multiples only,
-    since then its mean and variance stay. A table that is tied to a head makes its width and reads it, with one tensor,
-    so that this width stays as it is.
+    since then its mean and variance stay. A width stays as it is if one tensor both makes it and reads it, as an
+    embedding does that is tied to the output layer.
 
     Args:
         model: any module with weights; it is not changed.
@@ -79,7 +79,7 @@ def widen(
             norm runs over the width; in mode `copy` they change slightly.
         generator: of the noise, on the CPU.
         output: what of the output has to keep its shape, as for `surgery.narrow`.
-        strict: whether a hidden width that does not grow is an error, and so is a tensor that the example does not use
+        strict: whether these are errors: a hidden width that does not grow, and a tensor that the example does not use
             and that is as long as a width that grows. Otherwise they are logged with the reason.
 
     Returns:
@@ -210,7 +210,7 @@ def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | 
 
 
 def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
-    """[new size]: with which share of the old weight each position of an axis is read.
+    """Return the share [new size] of the old weight with which each position is read.
 
     >>> width = Atom(2)
     >>> shares(width, {width}, {width: [0, 1, 0]}, "copy").tolist()
@@ -350,7 +350,7 @@ def _find_growing(
 ) -> _Growth:
     """Return the widths that can grow without a change of what the model computes.
 
-    Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
+    If it would change at a place of the code, the next attempt leaves the widths there as they are.
     """
     twin, varied_example = trial(model), vary(example, torch.float64)
     try:
@@ -393,7 +393,7 @@ def _find_growing(
         modules = alike(twin, trace.steps[number].module)
         stuck_atoms = (
             of(same_code(twin, trace.steps, number), current.choice.keys())
-            # where nothing grows there, an attribute is wrong for what does in that module, or in its layers
+            # If nothing grows at that step, an attribute does not fit widths that grow in its module or in its layers.
             or of([step for step in trace.steps if step.module in modules], current.choice.keys())
             or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], current.choice.keys())
         )

@@ -1,9 +1,9 @@
 """Attempts to make a model narrower, until one runs as predicted.
 
 Each traces the model, solves the trace, chooses positions, makes the plan of them and checks the model that it builds,
-all with what is known by then. If the narrow model does something else than predicted, that shows what the trace did
-not: code takes two widths of one size for one, or needs all positions there. The next attempt starts from that.
-No value changes once it is made.
+all with what is known by then. If the narrow model does not do what was predicted, that shows what the trace could not
+show: the code takes two widths of one size for one width, or needs all positions there. The next attempt starts from
+that knowledge. All values are immutable.
 """
 
 import gc
@@ -33,8 +33,8 @@ from surgery.width.solve import Atom, Solution, digits, is_whole, size_of, solve
 from surgery.width.steps import alike, number_steps, same_code
 from surgery.width.trace import Trace, trace_model
 
-_COUPLINGS = 6  # that are tried to bring the narrow model further
-_MOST_WHOLE = 8  # operations around which widths keep their size because the narrow model does not run
+_COUPLINGS = 6  # the most couplings that are tried for one step at which the narrow model is stuck
+_MOST_WHOLE = 8  # the most operations around which widths keep their size because the narrow model does not run
 
 
 class StepAxis(NamedTuple):
@@ -51,7 +51,7 @@ Numbers: TypeAlias = Callable[[Collection[Atom]], Mapping[Atom, int]]
 """From the widths that may shrink to how many positions of each stay."""
 
 Sizing: TypeAlias = Callable[[Observed[Trace], Solution, Demand, Callable[[Atom], Tensor] | None], Numbers]
-"""From a model as it was traced, its axes, the demand and the scores of a width to numbers of positions."""
+"""(traced model, its axes, the demand, scores of a width or None) -> `Numbers`."""
 
 
 class Unreachable(SurgeryError):
@@ -95,9 +95,12 @@ class Attempt:
     """A choice of positions, what it was made from, and what comes of it.
 
     Attributes:
-        request, known: what it was made for, with what was known.
-        seen: the trace, and what was traced: copies on the meta device, if the model runs there.
-        solution, demand, chosen: the axes, what was asked of them, and the positions.
+        request: the arguments of `surgery.narrow` that it was made for.
+        known: the findings of earlier attempts.
+        seen: the trace, with the model and example that were traced: on the meta device, if the model runs there.
+        solution: the axes of the trace.
+        demand: what was asked of them.
+        chosen: the positions that stay.
     """
 
     request: NarrowRequest
@@ -129,7 +132,7 @@ class Attempt:
 
     @property
     def plan(self) -> Plan:
-        """The same with a configuration that says the new widths, if one can."""
+        """The checked plan, with the new widths in the model's configuration if it can."""
         return self._configured[0]
 
     @property
@@ -216,7 +219,7 @@ def attempt(request: NarrowRequest, known: Constraints) -> Attempt:
 def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
     """Return the first attempt that gets further.
 
-    For it two widths are one, or another digit of one shrinks.
+    It takes two widths as one, or shrinks another digit of a width.
     """
     known, module = current.known, current.solution.steps[stuck.step].module
     proposals = islice(_couplings(current, stuck.step), _COUPLINGS)
@@ -247,8 +250,8 @@ def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
     """Yield axes of one size in a step's module that shrink differently.
 
     The module's code may take them for one width. First the step's own axes with others, the shortest first (a head's
-    share of queries and of values); then the longest two (a head's share computed from the input's channels), and all
-    axes that are as long as these.
+    share of queries and of values). Then all axes of the module, the longest first (a head's share computed from the
+    input's channels): two axes of one size, and then all axes of this size together.
     """
     step, choice = current.solution.steps[number], current.chosen.choice
     places: dict[int, dict[int, StepAxis]] = {}  # by size and new size the first axis that may shrink
@@ -272,7 +275,8 @@ def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
 def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
     """Return a coupling that a module needs, in all modules with its code.
 
-    Where widths compete, one that has equal sizes by chance has others when it is another one's turn.
+    Where widths compete, two widths may have equal sizes in another module only by chance, and unequal ones in the next
+    attempt. So all such modules get the coupling at once.
     """
     steps = current.solution.steps
     numbers = number_steps(steps)
@@ -298,9 +302,9 @@ def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
 
 
 def _with_whole(current: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """Return the constraints if an axis of the stuck step, or all, keep their size.
+    """Return constraints that also keep an axis of the stuck step, or all its axes.
 
-    With `everywhere` all axes of every step of its module keep their size, but not of steps of the model itself.
+    With `everywhere` they also keep the axes of all other steps of its module, unless that is the model itself.
     """
     steps, whole = current.solution.steps, current.known.whole
     why = lost(f"the code there does not run with fewer: {stuck.difference}")

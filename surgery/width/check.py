@@ -52,7 +52,7 @@ class Checked(NamedTuple):
 class Divergence(NamedTuple):
     """The first step at which the narrow model does not do what was predicted.
 
-    No values of its attributes mend it.
+    No values that were tried for the model's attributes let it run further.
     """
 
     step: int
@@ -81,7 +81,7 @@ def check_plan(
 ) -> Checked | Divergence:
     """Return the plan with edits of attributes, or where the narrow model diverges.
 
-    It is run with the values of attributes that follow from what operations read, see `attribute_values`.
+    The narrow model runs with one proposal of `attribute_values` after another, until it does what was predicted.
 
     Args:
         held: the numbers that tensors of one element hold, see `held_numbers`.
@@ -185,7 +185,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
         )
     elif difference.computed:
         hint = (
-            "The code computes that number of a width (a share of it, say), and which one is right for fewer positions "
+            "The code computes that number from a width (a share of it, say), and the right number for fewer positions "
             "is not known: write it as a plain number, or keep the width whole with keep=[...]"
         )
     if splits_interleaved(step):
@@ -209,7 +209,7 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
 def splits_interleaved(step: Step[Axis]) -> bool:
     """Return whether an operation divides an axis with interleaved parts.
 
-    The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
+    Once the factors of an interleaved part keep unequal shares, the code divides the narrow axis in the wrong places.
     """
     split = step.name in SPLITS and step.inputs
     return bool(split) and any(
@@ -224,8 +224,9 @@ class _Predicted(Operations):
     arguments: sizes of axes change as the axes do, factors by a power of an axis's share, and other numbers stay.
 
     Args:
-        scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
-        shapes: the sizes that change, where nothing but shapes can have changed a number.
+        scales: the new values of numbers that scale sums, for each step.
+        changed: the old numbers of attributes that got new ones; where an operation takes one, `scales` must know it.
+        shapes: the new sizes for each old size, where nothing but shapes can have changed a number.
     """
 
     def __init__(
@@ -281,7 +282,8 @@ class _Predicted(Operations):
         if step.name != name:
             raise _DivergentStep(self.done, f"{name} instead of {step.name}")
         if step.decided is not None and self._stays(step.outputs) and not self.wrapped.holds(inputs):
-            # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
+            # The models' values differ, so decisions by value (which expert gets which token) may differ, too. Take the
+            # full model's decisions, so that both models run the same operations.
             result = tree_map(
                 lambda old, new: new if old is None else old, step.decided, result, is_leaf=lambda part: part is None
             )
