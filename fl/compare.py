@@ -17,7 +17,17 @@ from typing import Annotated
 import tyro
 
 from fl.analysis.background import are_left
-from fl.analysis.groups import AGAINST, RecordedRun, along, common, find_runs, group, selection, table, target_table
+from fl.analysis.groups import (
+    AGAINST,
+    RecordedRun,
+    add_cost_column,
+    describe_common,
+    find_runs,
+    find_selected_round,
+    group,
+    make_table,
+    target_table,
+)
 from fl.base.console import guard
 from fl.base.errors import FLError
 from fl.base.files import write_text
@@ -70,11 +80,11 @@ def compare(
     choice("--against", [against], AGAINST)
     groups = group(find_runs(folders))
     text = tables(groups, target, lay_out)
-    title = common([run.config for runs in groups.values() for run in runs])
-    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
+    title = describe_common([run.config for runs in groups.values() for run in runs])
+    rows = {label: [add_cost_column(run, against) for run in runs] for label, runs in groups.items()}
     if new:
         check_new(out)
-    chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
+    chosen = {label: [find_selected_round(run) for run in runs] for label, runs in groups.items()}
     comparison_figure(rows, title, out, AGAINST[against], chosen)
     return text
 
@@ -83,7 +93,7 @@ def tables(
     groups: dict[str, list[RecordedRun]], target: float | None, lay_out: Callable[[Sequence[Sequence[str]]], str]
 ) -> str:
     """Make the table of results, and with a target a second one below it."""
-    both = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
+    both = [make_table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
     return "\n\n".join(both)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from fl.analysis.groups import common, find_runs
+from fl.analysis.groups import describe_common, find_runs
 from fl.analysis.landscape import grid, landscape, table, titles, write_grid
 from fl.base.console import guard
 from fl.base.errors import FLError
@@ -100,7 +100,7 @@ def run(arguments: LandscapeArguments) -> int:
     for result in results:
         if plain and not result.centre < 0.99 * chance:
             print(f"\n{result.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
-    draw_landscapes(results, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
+    draw_landscapes(results, describe_common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
     write_grid(results, grid_file)
     print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")
     return 0

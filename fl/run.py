@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl.analysis.groups import find_runs, group, table
+from fl.analysis.groups import find_runs, group, make_table
 from fl.base.console import guard
 from fl.base.files import write_text
 from fl.base.tables import fit_terminal
@@ -12,7 +12,7 @@ from fl.compare import compare
 from fl.data import Dataset
 from fl.distributed import current, join_ranks
 from fl.runs.assembly import pick_device
-from fl.runs.folder import new_folder, run_name
+from fl.runs.folder import name_new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
 from fl.runs.simulation import simulate
 from fl.runs.summary import advice, describe
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
         dataset, execution = runs[0].load(), runs[0].execution
         if execution.data_on != "host":
             dataset = dataset.to(pick_device(execution.device), execution.data_on)  # once for all runs
-        folder = request.resume or new_folder(request.out, request.name, experiment.title())
+        folder = request.resume or name_new_folder(request.out, request.name, experiment.title())
         with resumable(folder):
             if len(runs) == 1:
                 summary = simulate(runs[0], folder, resume, dataset)
@@ -60,7 +60,7 @@ def _run_several(experiment: Experiment, folder: Path, resume: bool, dataset: Da
     ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
     if not current().rank:
         write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
-        print(f"\n{table(group(find_runs(ended.done)), fit_terminal)}")
+        print(f"\n{make_table(group(find_runs(ended.done)), fit_terminal)}")
         if ended.failed:
             print(ended.describe())
     return bool(ended.failed)

@@ -498,7 +498,7 @@ def test_docs__short_commands_print_what_the_page_says(block, tmp_path, monkeypa
     assert capsys.readouterr().out == output
 
 
-SHOWN = ("results ", "figure", "table ", "train on ", "compare ", "settings ", "grid:", "method  ", "model  ")
+SHOWN = ("results ", "figure", "table ", "resume ", "compare ", "settings ", "grid:", "method  ", "model  ")
 """How lines begin that do not depend on the machine."""
 LITTLE = ("--local-epochs", "1", "--width", "0.25", "--samples", "400")
 """With these a new run takes seconds. They change neither its name nor its number of rounds."""

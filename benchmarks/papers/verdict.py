@@ -250,7 +250,7 @@ def _calm(rows: Sequence[Row]) -> float:
 
 
 MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
-    "late": _tail("accuracy", 10),  # as in fl.analysis.groups.outcome
+    "late": _tail("accuracy", 10),  # as in fl.analysis.groups.summarise_run
     "late_loss": _tail("loss", 10, 1),
     "end": _tail("accuracy", 3),
     "end5": _tail("accuracy", 5),

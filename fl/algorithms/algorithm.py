@@ -172,7 +172,7 @@ class Algorithm:
         models = fed.models_of(clients)
         for model in models:
             nbytes[id(model)] = nbytes.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
-        received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
+        message_tensors = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
         mean_nbytes = sum(nbytes[id(model)] for model in models) / len(models)
         sent = traffic.nbytes(update.received) if update.sent is None else update.sent
-        return traffic.count(update.sizes, mean_nbytes, sum(tensor.nbytes for tensor in received), sent)
+        return traffic.count(update.sizes, mean_nbytes, sum(tensor.nbytes for tensor in message_tensors), sent)

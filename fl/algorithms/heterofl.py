@@ -52,15 +52,15 @@ def heterofl(
         window: (client, round) -> where its model lies in the global one, for methods that choose other channels.
     """
     fleet = fed.fleet_or_uniform
-    kinds = [remove_grafting(kind.plan) for kind in fleet.architectures]
+    plans_by_architecture = [remove_grafting(kind.plan) for kind in fleet.architectures]
     row_plans: dict[int, Plan | None] = {}
 
     def leading(client, number=0):
-        return kinds[fleet.owned[client]]
+        return plans_by_architecture[fleet.owned[client]]
 
-    fixed = None
+    fixed_window = None
     if window is None:
-        fixed = window = leading
+        fixed_window = window = leading
 
     def rows(clients):  # for each client a plan within its model: the rows that count; None: all
         if fresh := [client for client in dict.fromkeys(clients) if client not in row_plans]:
@@ -83,7 +83,7 @@ def heterofl(
         return {"global": fed.average(states, weights, server["global"], plans=plans)}
 
     models = models_of(fed, lambda client: window(client, 0))
-    return replace(fedavg(fed), send=send, aggregate=aggregate, models=models, plan=fixed)
+    return replace(fedavg(fed), send=send, aggregate=aggregate, models=models, plan=fixed_window)
 
 
 def plan_held_rows(model: nn.Module, held: torch.Tensor) -> Plan:

@@ -98,7 +98,7 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
 def _name_inputs(config: Config, inputs: Mapping[str, Any]) -> dict[str, str]:
     """Name a user's data and model by digests of what a checkpoint says of them.
 
-    See `checkpoint.custom_inputs`.
+    See `checkpoint.identify_inputs`.
     """
     names = {}
     if data := inputs.get("data"):
@@ -206,7 +206,7 @@ def _in_unit(cost: str, value: float) -> Column:
     return replace(COSTS[cost], heading=heading, factor=factor)
 
 
-def along(run: RecordedRun, against: str) -> list[Row]:
+def add_cost_column(run: RecordedRun, against: str) -> list[Row]:
     """Add the column that curves are drawn against to the rows of a run.
 
     Its numbers are from `fl.analysis.costs.totals`. Raises FLError if it was not counted in every round.
@@ -224,10 +224,10 @@ def along(run: RecordedRun, against: str) -> list[Row]:
     return [row | {column: total} for row, total in zip(run.rows, spent[column])]
 
 
-def common(configs: Sequence[Config]) -> str:
+def describe_common(configs: Sequence[Config]) -> str:
     """Make a title of the settings that all runs have in common.
 
-    >>> common([Config(), Config.of(model="lenet")])
+    >>> describe_common([Config(), Config.of(model="lenet")])
     'digits, dirichlet0.5, 20 clients, 5 a round'
     """
     shared = {
@@ -252,14 +252,14 @@ def _client_scores(names: Iterable[str]) -> dict[str, Column]:
     }
 
 
-def others(names: Iterable[str]) -> dict[str, Column]:
+def find_other_columns(names: Iterable[str]) -> dict[str, Column]:
     """Find the columns with a heading that are neither global nor client test scores.
 
     Methods' columns are there if they are among the names.
 
     Raises FLError for one with the name of another result.
 
-    >>> list(others(()))
+    >>> list(find_other_columns(()))
     ['models_own_accuracy', 'models_perplexity', 'epsilon']
     """
     names = list(names)
@@ -272,13 +272,13 @@ def others(names: Iterable[str]) -> dict[str, Column]:
     return further
 
 
-def table(
+def make_table(
     groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrap_columns
 ) -> str:
     """Make a table of results and costs with a line for each label.
 
-    It has mean ± sample standard deviation over seeds of the results that `outcome` computes, then mean costs. Scores
-    of the participants' models are there if all runs have them.
+    It has mean ± sample standard deviation over seeds of the results that `summarise_run` computes, then mean
+    costs. Scores of the participants' models are there if all runs have them.
 
     If all runs have clients that test on samples of their own, their scores come first, and the headings of the others
     say that they are of the global model. The best accuracy is left out then, since it was not chosen by validation.
@@ -286,7 +286,7 @@ def table(
     Args:
         lay_out: makes the text of the cells, see `fl.base.tables`.
     """
-    outcomes = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
+    outcomes = {label: [summarise_run(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in outcomes.values() for run in runs]
     names = sorted(set().union(*every) - {"late", "best", *_COSTS})
     by_clients, first = have_client_scores(every), first_score(names)
@@ -298,7 +298,7 @@ def table(
     costs = _COSTS | {"megabytes": _in_unit("megabytes", min(most, 1))}  # MB, or kB if all are small
     shown = {
         key: column
-        for key, column in (results | _scores(names) | others(names) | costs).items()
+        for key, column in (results | _scores(names) | find_other_columns(names) | costs).items()
         if any(key in run for run in every)
         and not (key == "best" if by_clients else key in of_clients)
         and (column.due != "models" or all(key in run for run in every))
@@ -319,7 +319,7 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
     return all(f"local_test_{first_score(result)}" in result for result in results)
 
 
-def selection(run: RecordedRun) -> Row:
+def find_selected_round(run: RecordedRun) -> Row:
     """Find the round that a run is judged by on clients' own data.
 
     See `fl.runs.metrics.find_judged`.
@@ -327,29 +327,29 @@ def selection(run: RecordedRun) -> Row:
     return find_judged(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
-def outcome(run: RecordedRun) -> dict[str, float]:
+def summarise_run(run: RecordedRun) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
-    Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics
-    that were asked for) are from the last evaluated round. late is the mean of the last ten accuracies (or errors),
-    if there are ten, best is from the best round, see `fl.runs.metrics.best`. Scores on clients' own test
-    data, if they have some, are means over clients in the round of `selection`: local_test_accuracy, local_test_f1,
-    local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the
-    whole run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
+    Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics that
+    were asked for) are from the last evaluated round. late is the mean of the last ten accuracies (or errors), if there
+    are ten, best is from the best round, see `fl.runs.metrics.best`. Scores on clients' own test data, if they have
+    some, are means over clients in the round of `find_selected_round`: local_test_accuracy, local_test_f1,
+    local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the whole
+    run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
     """
     measured = select_evaluated(run.rows)
-    last, chosen, first = measured[-1], selection(run), first_score(measured[-1])
+    last, chosen, first = measured[-1], find_selected_round(run), first_score(measured[-1])
     reached = [row[first] for row in measured]
     scores = {key: last[key] for key in ("round", *_scores(last)) if key in last}
-    late = {"late": float(np.mean(reached[-TAIL:]))} if len(reached) >= TAIL else {}
+    late_and_best = {"late": float(np.mean(reached[-TAIL:]))} if len(reached) >= TAIL else {}
     if top := best(measured, run.config.evaluation.best_by):
-        late["best"] = top[first]
+        late_and_best["best"] = top[first]
     of_clients = {key: chosen[key] for key in _client_scores(chosen) if key in chosen}
-    further = others(set().union(*run.rows))
+    further = find_other_columns(set().union(*run.rows))
     latest = {key: row[key] for row in run.rows for key in further if key in row}
     spent = totals(run.config, run.rows)
     cost = {"megabytes": spent["megabytes"][-1]} if "megabytes" in spent else {}
-    return scores | late | of_clients | latest | cost | {"seconds": spent["elapsed"][-1]}
+    return scores | late_and_best | of_clients | latest | cost | {"seconds": spent["elapsed"][-1]}
 
 
 def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:

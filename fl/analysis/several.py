@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl import data
-from fl.analysis.groups import RecordedRun, find_runs, group, outcome, table
+from fl.analysis.groups import RecordedRun, find_runs, group, make_table, summarise_run
 from fl.base.errors import FLError
 from fl.distributed import join_ranks
 from fl.models.custom_model import Model
@@ -36,7 +36,7 @@ class Results:
     failed: Mapping[Path, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return table(group(self.runs)) + Ended(failed={**self.failed}).describe()
+        return make_table(group(self.runs)) + Ended(failed={**self.failed}).describe()
 
     __repr__ = __str__
 
@@ -46,9 +46,9 @@ class Results:
     def frame(self) -> Any:
         """Return a DataFrame with a row for each run.
 
-        It has method, seed, results of `fl.analysis.groups.outcome`, folder.
+        It has method, seed, results of `fl.analysis.groups.summarise_run`, folder.
         """
-        rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._label()]
+        rows = [{**name, **summarise_run(run), "folder": str(run.folder)} for name, run in self._label()]
         frame = _pandas().DataFrame(rows)
         return frame[[*(name for name in frame if name != "folder"), "folder"]]
 

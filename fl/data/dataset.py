@@ -510,7 +510,7 @@ class Dataset:
         self._no_copy("--test-sites")
         away = torch.isin(self.owners, numbers)
         if away.all():
-            raise FLError(f"{flag}: nobody else has samples to train on; name fewer sites")
+            raise FLError(f"{flag}: no one else has samples to train on; name fewer sites")
         moved = self._of_rows(away.nonzero()[:, 0])
         test_x = map_inputs(lambda *both: torch.cat(both), self.test_x, moved["x"])
         test_y, test_owners = torch.cat([self.test_y, moved["y"]]), torch.cat([self.test_owners, moved["owners"]])

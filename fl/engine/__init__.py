@@ -118,7 +118,7 @@ def train(
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
         check(backend, job.device, job.precision, job.batches.real is not None)
     chosen, device = {} if chosen is None else chosen, groups[0][0].device
-    ruled = backend == "auto" and not admission.is_asked(device)
+    ruled = backend == "auto" and not admission.uses_trials(device)
     key = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}

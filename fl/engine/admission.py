@@ -88,7 +88,7 @@ class TrialOutcome(NamedTuple):
         return "; ".join((choice, *(f"{name} is left out: {why}" for name, why in self.left_out.items())))
 
 
-def is_asked(device: torch.device) -> bool:
+def uses_trials(device: torch.device) -> bool:
     """Return whether `auto` tries backends on a device; elsewhere a rule chooses."""
     return device.type != "cpu"
 
@@ -161,7 +161,7 @@ def _decide(
         return TrialOutcome(left_out={names: "no backend is tried in runs over several ranks"}, late=-1.0)
     start = time.monotonic()
     affordable_rounds = SHARE * rounds
-    allowed = affordable_rounds * _seconds_of_round(groups, (LEAST + _spent) / affordable_rounds) - _spent
+    allowed = affordable_rounds * _estimate_round_seconds(groups, (LEAST + _spent) / affordable_rounds) - _spent
     if earlier and allowed < 2 * earlier.late:
         return earlier
     if allowed < LEAST:
@@ -266,7 +266,7 @@ def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
     return slow / fast, ""
 
 
-def _seconds_of_round(groups: Sequence[Group], least: float) -> float:
+def _estimate_round_seconds(groups: Sequence[Group], least: float) -> float:
     """Estimate the loop's seconds from a few steps of one client of each group.
 
     The first measurement takes longer, since libraries set themselves up. If even this is below `least`, it is

@@ -130,7 +130,7 @@ def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[
     count = round(options.share * clients)
     if options.share and not count:
         raise FLError(
-            f"--attack.share {options.share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0"
+            f"--attack.share {options.share:g} of {clients} clients is no client: use {1 / clients:.2g} or more, or 0"
         )
     return frozenset(draw(clients, count, rng.torch("malicious")))
 

@@ -72,7 +72,7 @@ def make_presence(
     for flag, share, count in (("joining", joining, coming), ("leaving", leaving, going)):
         if share and not count:
             raise FLError(
-                f"--presence.{flag} {share:g} of {clients} clients is nobody: use {1 / clients:.2g} or more, or 0"
+                f"--presence.{flag} {share:g} of {clients} clients is no client: use {1 / clients:.2g} or more, or 0"
             )
     if not coming + going:
         return None

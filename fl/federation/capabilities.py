@@ -12,7 +12,7 @@ CAPABILITIES: Mapping[str, str] = {
     "whole_average": "averages parts of models, or the models of some clients only",
     "same_model": "gives a client another model, or another part of it, from round to round",
     "uniform_sampling": "counts on its own draw of a round's clients from all of them",
-    "one_training": "has models that stay with clients, whose training nobody times",
+    "one_training": "has models that stay with clients, whose training is not timed",
     "masked_logits": "has an objective of more than one model's logits, which it does not mask",
     "several_classifiers": "works with the one classifier of a model",
     "any_loss": "learns from the cross entropy of classes",

@@ -13,7 +13,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fl.analysis.background import are_left, colour_share, holdings, not_begun, progress, settings_table, write_command
-from fl.analysis.groups import AGAINST, RecordedRun, along, common, group, selection, table, target_table
+from fl.analysis.groups import (
+    AGAINST,
+    RecordedRun,
+    add_cost_column,
+    describe_common,
+    find_selected_round,
+    group,
+    make_table,
+    target_table,
+)
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.figures.curves import LineStyle, Panel, mean_and_std, single_panels
@@ -144,10 +153,10 @@ def report(
         every: after how many seconds a browser reloads the page, while runs continue.
     """
     groups = group(runs)
-    title = common([run.config for run in runs]) or "Runs"
+    title = describe_common([run.config for run in runs]) or "Runs"
     unfinished = are_left(folders, runs)
     refresh = f'<meta http-equiv="refresh" content="{every:g}">' if every and unfinished else ""
-    tables = [table(groups, _html_table)]
+    tables = [make_table(groups, _html_table)]
     if target is not None:
         costs: list[str] = []
         note = target_table(groups, target, lambda lines: costs.append(_html_table(lines)) or "")
@@ -194,8 +203,8 @@ def _html_table(lines: Sequence[Sequence[str]], kind: str = "rows") -> str:
 
 def _panels(groups: Mapping[str, Sequence[RecordedRun]], against: str) -> Iterable[str]:
     """Draw a panel for each column that has curves, with its legend and its values."""
-    rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
-    chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
+    rows = {label: [add_cost_column(run, against) for run in runs] for label, runs in groups.items()}
+    chosen = {label: [find_selected_round(run) for run in runs] for label, runs in groups.items()}
     for panel, looks, figure in single_panels(rows, AGAINST[against], chosen):
         column = columns([panel.key])[panel.key]
         name = " ".join(column.label.split())

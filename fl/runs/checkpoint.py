@@ -66,7 +66,7 @@ def save(
         rows: `fl.runs.metrics.checksums` of the table's rows; None: the table is not compared.
         backends: what --backend auto has chosen.
         best: of a run with --keep-best.
-        given: which data and model of a user's own the run needs, see `custom_inputs`.
+        given: which data and model of a user's own the run needs, see `identify_inputs`.
     """
     if taken := {_STATISTICS, _BEST} & server.keys():
         raise FLError(
@@ -153,7 +153,7 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
         ) from None
 
 
-def read_own(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
+def read_parts_of_one(folder: Path, model: Model | None = None) -> tuple[Spec, dict[str, State]]:
     """Read as `read_parts`, for the given one of several models that clients have."""
     parts, header = _read(folder, best=False)
     inputs = header["given"]
@@ -181,7 +181,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     return files.read_header(folder / FILE, _FORMAT)
 
 
-def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
+def identify_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     """Identify a user's own data and models that a run needs, in JSON.
 
     The settings name such data `given`, `my_module:load` or `csv:FILE`, which does not say what they hold; likewise
@@ -213,7 +213,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
     """Raise FLError if a run folder's data or model are other ones than `now`.
 
-    `now` is the `custom_inputs` of the run that is to resume; the message says in what they differ.
+    `now` is the `identify_inputs` of the run that is to resume; the message says in what they differ.
     """
     known = read_header(folder)["given"]
     before, data_now, model = known.get("data"), now["data"], known.get("model")
@@ -253,7 +253,7 @@ def spec_of(
 
     Args:
         where: the run folder or the file.
-        known: the identity of a user's own model in that file, as `custom_inputs` returns it.
+        known: the identity of a user's own model in that file, as `identify_inputs` returns it.
         model: the user's model, if it has no name to find it by.
 
     Raises:

@@ -98,7 +98,7 @@ def run_name(config: Config) -> str:
     return f"{config.method.name}-seed{config.seed}"
 
 
-def new_folder(out: str, name: str | None, title: str) -> Path:
+def name_new_folder(out: str, name: str | None, title: str) -> Path:
     """Name the folder for a new run: --name, or the title, numbered where it is taken.
 
     Args:
@@ -194,14 +194,14 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
     rows = []
     for k, kind in enumerate(fleet.architectures):
         owners = [client for client, index in enumerate(fleet.owned) if index == k]
-        weight = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
+        model_bytes = sum(tensor.nbytes for tensor in surgery.state(kind.model).values())
         row = {
             "width": brief(kind.spec.width, "-") if kind.spec else "",
             "depth": brief(kind.spec.depth, "-") if kind.spec else "",
             "parameters": sum(p.numel() for p in kind.model.parameters()),
             "macs": flops(kind.model, fed.data) // 2,
-            "bytes_down": weight,
-            "bytes_up": weight,
+            "bytes_down": model_bytes,
+            "bytes_up": model_bytes,
             "count": len(owners),
             "malicious": len(fed.malicious.intersection(owners)),
             "clients": " ".join(map(str, owners)),

@@ -118,7 +118,7 @@ def personalize(
         raise FLError(f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more")
     config = Config.read(folder)
     config.check_registered(folder)
-    spec, server = checkpoint.read_own(folder, model)
+    spec, server = checkpoint.read_parts_of_one(folder, model)
     rng = Rng(config.seed, max(1, checkpoint.read_header(folder)["round"])).apart("new clients")
     config = config.replace(dataset=GIVEN, device="auto", backend="auto")
     data, clients = _dealt(_like_the_run(data, config, spec, model), held_out, rng)

@@ -41,7 +41,7 @@ class RunState:
         config: with one algorithm and one seed.
         server: what the server keeps after the last round that was done.
         done: the number of that round.
-        given: which data and model of a user's own it needs, see `fl.runs.checkpoint.custom_inputs`.
+        given: which data and model of a user's own it needs, see `fl.runs.checkpoint.identify_inputs`.
         metrics, table: the rows of all rounds so far, and the clients' scores.
         saved: the round of the last checkpoint; None before the first.
         best: the best model so far, with --keep-best.
@@ -88,10 +88,10 @@ class RunState:
             fed, algorithm = build(config, dataset, model, transport=transport)
             check_best_by(config, fed)
             server = check_server(algorithm.init())
-            return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
+            return cls(config, fed, algorithm, folder, server, 0, checkpoint.identify_inputs(config, fed))
         config.check_registered(folder)
         fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), transport)
-        inputs = checkpoint.custom_inputs(config, fed)
+        inputs = checkpoint.identify_inputs(config, fed)
         if (folder / checkpoint.FILE).exists():
             checkpoint.check_inputs(folder, fed, inputs)
         server, done = restore_server(config, folder, algorithm, fed.spec)

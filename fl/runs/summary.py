@@ -141,7 +141,7 @@ def advice(experiment: Experiment, folder: Path) -> str:
         waited = [evaluations_since_best(read(path), config.evaluation.best_by) for path in tables if path.exists()]
         left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
-        lines["train on"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
+        lines["resume"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
     if not several and ALGORITHMS[config.method.name].clients != "heterogeneous" and (others := _comparison(config)):
         lines["compare"] = others
     lines["settings"] = f"{program('run')} --help"

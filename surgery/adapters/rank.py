@@ -81,7 +81,9 @@ class Factors(NamedTuple):
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
-            raise SurgeryError(f"{self.others[1]!r} is no finite number to scale the product by: set it", code="values")
+            raise SurgeryError(
+                f"{self.others[1]!r} is not a finite number to scale the product by: set it", code="values"
+            )
         return alpha / max(len(self.a), 1)
 
     def with_factors(self, a: Tensor, b: Tensor, scale: float) -> "Factors":

@@ -102,13 +102,13 @@ def graft(
         if len(places) > len(section.blocks):
             origins[section] = places
     check_order(model, known, origins, depths, example)
-    deeper = first_that_runs(root, [*known], origins, example, lambda ways: _deeper(root, [*known], origins, ways))
+    deeper = first_that_runs(root, [*known], origins, example, lambda ways: _deepen(root, [*known], origins, ways))
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
     new = {id(tensor) for copies in deeper.copies.values() for block in copies for tensor in tensors(block).values()}
     new -= set(deeper.shared)
     for name, tensor in tensors(deeper.model).items():
         if mode == "copy" or id(tensor) not in new:
-            entries[deeper.origin[id(tensor)]].append(_whole(name, tensor))
+            entries[deeper.origin[id(tensor)]].append(_whole_source(name, tensor))
     shapes = shapes_of(tensors(deeper.model))
     dtypes = {name: tensor.dtype for name, tensor in tensors(deeper.model).items()}
     replace_tensors(
@@ -120,14 +120,14 @@ def graft(
     if not isinstance(model, nn.Module):
         return tensors(deeper.model), Plan(sources_by_name, shapes, dtypes=dtypes)
     undo = [*deeper.undo]
-    for edit in _follow(model, deeper.model, origins):
+    for edit in _configuration_edits(model, deeper.model, origins):
         value = attribute_of(deeper.model, edit["module"], edit["attribute"])
         undo.append({**edit, "value": value})
         apply_edit(deeper.model, edit)
     return deeper.model, Plan(sources_by_name, shapes, tuple(undo), structure(deeper.model), dtypes)
 
 
-def _follow(
+def _configuration_edits(
     before: nn.Module, after: nn.Module, origins: Mapping[Section, Sequence[int]]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield edits that set the configuration of a model to its new depth."""
@@ -153,7 +153,7 @@ class _Deeper(NamedTuple):
     undo: list[dict[str, Any]]
 
 
-def _deeper(
+def _deepen(
     root: nn.Module, known: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, DepthChange]
 ) -> _Deeper:
     deeper, shared = copy_sharing(root)
@@ -240,36 +240,36 @@ def ungraft(
     for section, places in origins.items():
         for place, following in zip(places, (*places[1:], len(section.blocks))):
             for block in section.blocks[place + 1 : following]:
-                for name, source in _stood_for(full, section.blocks[place], block, stands_for):
+                for name, source in _find_sources_stood_for(full, section.blocks[place], block, stands_for):
                     standing.setdefault(name, []).append(source)
     origins = {section: places for section, places in origins.items() if len(places) < len(section.blocks)}
     check_order(model, known, origins, keep, example)
 
     def entries(shallow: nn.Module) -> dict[str, tuple[Source, ...]]:
         name_of = {id(tensor): name for name, tensor in full.items()}
-        left = {name: name_of[id(tensor)] for name, tensor in tensors(shallow).items()}
-        taken = set(left.values())  # a dropped block's tensor that is tied to one outside of it is still there
+        names_left = {name: name_of[id(tensor)] for name, tensor in tensors(shallow).items()}
+        taken = set(names_left.values())  # a dropped block's tensor that is tied to one outside of it is still there
         more = {source: [extra for extra in standing.get(source, ()) if extra.name not in taken] for source in taken}
-        return {name: (_whole(source, full[source]), *more[source]) for name, source in left.items()}
+        return {name: (_whole_source(source, full[source]), *more[source]) for name, source in names_left.items()}
 
     if not isinstance(model, nn.Module):
-        shallow, _ = _without(root, [*known], origins, dict.fromkeys(origins, DepthChange(False, False)), example)
+        shallow, _ = _drop_blocks(root, [*known], origins, dict.fromkeys(origins, DepthChange(False, False)), example)
         plan = Plan(entries(shallow), shapes, dtypes=dtypes)
         return plan.extract(model), plan
 
     def attempt(ways: Mapping[Section, DepthChange]) -> tuple[nn.Module, Plan]:
-        shallow, edits = _without(root, [*known], origins, ways, example)
+        shallow, edits = _drop_blocks(root, [*known], origins, ways, example)
         plan = Plan(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
         return plan.build(root), plan
 
     small, plan = first_that_runs(root, [*known], origins, example, attempt)
-    edits = list(_follow(model, small, origins))
+    edits = list(_configuration_edits(model, small, origins))
     for edit in edits:
         apply_edit(small, edit)
     return small, plan.with_edits((*plan.edits, *edits)) if edits else plan
 
 
-def _without(
+def _drop_blocks(
     root: nn.Module,
     known: Sequence[Section],
     origins: Mapping[Section, Sequence[int]],
@@ -279,13 +279,15 @@ def _without(
     """Return a copy without some blocks, which shares tensors; and the edits to it."""
     shallow, _ = copy_sharing(root)
     modules = dict(shallow.named_modules())
-    edits, left = [], {}
+    edits, positions_left = [], {}
     # From the last section to the first, so that renumbering does not move blocks that are still to be dropped.
     for section in reversed(list(ways)):
         dropped = [block for i, block in enumerate(section.blocks) if i not in origins[section]]
         more, skipped = drop(shallow, dropped, ways[section].resize)
         edits += more
-        left[section] = [i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped]
+        positions_left[section] = [
+            i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped
+        ]
         if section.blocks[0] in skipped and example is None and (numbered := numbers(root, section)):
             raise SurgeryError(
                 f"the blocks of section {section.name!r} are numbered ({next(iter(numbered))}), and code that looks up "
@@ -296,10 +298,10 @@ def _without(
         section: Shift(
             [sum(i < j for i in places) - j for j in range(len(section.blocks))], len(places) - len(section.blocks)
         )
-        for section, places in left.items()
+        for section, places in positions_left.items()
         if ways[section].renumber
     }
-    recount = {section: places for section, places in left.items() if ways[section].recount}
+    recount = {section: places for section, places in positions_left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}
     changed = renumber(root, shifts) | (recount_blocks(root, known, recount) if recount else {})
     for (name, attribute), value in changed.items():
@@ -327,7 +329,7 @@ def _warn_of_numbered(root: nn.Module, origins: Mapping[Section, Sequence[int]])
                     )
 
 
-def _stood_for(
+def _find_sources_stood_for(
     full: Mapping[str, Tensor], kept_block: str, dropped_block: str, stands_for: StandsFor
 ) -> list[tuple[str, Source]]:
     """Return (name of the kept block's tensor, its source in the dropped block)."""
@@ -348,5 +350,5 @@ def _stood_for(
     ]
 
 
-def _whole(name: str, tensor: Tensor) -> Source:
+def _whole_source(name: str, tensor: Tensor) -> Source:
     return Source(name, (None,) * tensor.ndim)

@@ -8,7 +8,16 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, pieces_of
-from surgery.merging.driver import ByName, Kernel, TensorGroup, Weights, check_models, merge_tensors, switch, within
+from surgery.merging.driver import (
+    ByName,
+    Kernel,
+    TensorGroup,
+    Weights,
+    check_models,
+    check_range,
+    check_switch,
+    merge_tensors,
+)
 from surgery.merging.parts import combination
 from surgery.states import Models, State, stack_size
 
@@ -32,7 +41,7 @@ def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -
     {'w': tensor([1.])}
     """
     for value in normalize.values() if isinstance(normalize, Mapping) else [normalize]:
-        switch("normalize", value)
+        check_switch("normalize", value)
 
     def mean(group: TensorGroup, normalize: bool) -> Reader:
         return combination(group, group.shares() if normalize else group.weights)
@@ -165,7 +174,7 @@ def regmean(
     >>> regmean(models, grams=grams)
     {'w': tensor([[2., 3.]])}
     """
-    settings = {"alpha": (within("alpha", alpha, 0, 1), 0.9)}
+    settings = {"alpha": (check_range("alpha", alpha, 0, 1), 0.9)}
     return _by_measures(_regmean, models, grams, "grams", "inner products of inputs", weights, settings)
 
 

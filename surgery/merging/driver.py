@@ -188,8 +188,8 @@ def merge_tensors(
                 )
     entries = {}
     for name in names:
-        group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
-        tensor_settings = {setting: of_tensor(name, *value) for setting, value in settings.items()}
+        group = group_of(name, states, base, setting_of(name, rows, [1.0] * len(states)))
+        tensor_settings = {setting: setting_of(name, *value) for setting, value in settings.items()}
         first = pieces_of(states[0], name)
         is_mask = is_pruning_mask(name, states[0])
         entries[name] = group.same_mask(first) if is_mask else group.merge(kernel, tensor_settings, first)
@@ -252,39 +252,43 @@ def check_models(
     return [*states.values()], base
 
 
-def needed(base: Base | None) -> Base:
+def require_base(base: Base | None) -> Base:
     """Return the base; SurgeryError if there is none."""
     if base is None:
         raise SurgeryError("task vectors need a base: give the model that was fine-tuned as base=...", code="argument")
     return base
 
 
-def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, per_model: bool = False) -> Any:
+def check_range(
+    name: str, value: Any, low: float, high: float, *, open_low: bool = False, per_model: bool = False
+) -> Any:
     """Return the setting; SurgeryError unless all numbers are from `low` to `high`.
 
     With `per_model` it may have lists of numbers, one for each model.
 
-    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, per_model=True)
+    >>> check_range("density", {"*": 0.5}, 0, 1), check_range("density", [0.5, 1.0], 0, 1, per_model=True)
     ({'*': 0.5}, [0.5, 1.0])
     """
     way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * per_model
     for key, value_there in value.items() if isinstance(value, Mapping) else [("", value)]:
         for item in value_there if per_model and isinstance(value_there, list | tuple) else [value_there]:
-            number(name, item, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
+            check_number(
+                name, item, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out
+            )
     return value
 
 
-def number(
+def check_number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, where: str = "",
     way_out: str = "",
 ) -> float:  # fmt: skip
     """Return the argument; SurgeryError unless finite and from `low` to `high`.
 
-    >>> number("rate", 0.5, 0, 1, open_low=True)
+    >>> check_number("rate", 0.5, 0, 1, open_low=True)
     0.5
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SurgeryError(f"{name}={value!r}{where} is no finite number: give one{way_out}", code="argument")
+        raise SurgeryError(f"{name}={value!r}{where} is not a finite number: give one{way_out}", code="argument")
     if not low <= value <= high or (open_low and value == low):
         above = "above" if open_low else "at least"
         limit = "" if high == math.inf else f" and at most {high:g}"
@@ -292,10 +296,10 @@ def number(
     return value
 
 
-def switch(name: str, value: Any) -> bool:
+def check_switch(name: str, value: Any) -> bool:
     """Return the argument; SurgeryError unless it is true or false.
 
-    >>> switch("normalize", False)
+    >>> check_switch("normalize", False)
     False
     """
     if not isinstance(value, bool):
@@ -303,10 +307,10 @@ def switch(name: str, value: Any) -> bool:
     return value
 
 
-def of_tensor(name: str, value: Any, default: Any) -> Any:
+def setting_of(name: str, value: Any, default: Any) -> Any:
     """Return what a setting is for one tensor.
 
-    >>> of_tensor("layer1.conv.weight", {"layer1": 0.2, "*": 0.5}, 1.0), of_tensor("fc.bias", {"layer1": 0.2}, 1.0)
+    >>> setting_of("layer1.conv.weight", {"layer1": 0.2, "*": 0.5}, 1.0), setting_of("fc.bias", {"layer1": 0.2}, 1.0)
     (0.2, 1.0)
     """
     if not isinstance(value, Mapping):

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merging.driver import Base, ByName, TensorGroup, Weights, merge_tensors, needed, number, within
+from surgery.merging.driver import (
+    Base,
+    ByName,
+    TensorGroup,
+    Weights,
+    check_number,
+    check_range,
+    merge_tensors,
+    require_base,
+)
 from surgery.merging.parts import combination, gram
 from surgery.states import Models, State
 
@@ -37,8 +46,8 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight
     >>> slerp([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}])
     {'w': tensor([0.7071, 0.7071])}
     """
-    within("t", t, 0, 1)
-    number("straight", straight, 0, 1)
+    check_range("t", t, 0, 1)
+    check_number("straight", straight, 0, 1)
     weights = {name: [1 - at, at] for name, at in t.items()} if isinstance(t, Mapping) else [1 - t, t]
     return merge_tensors(partial(_slerp, straight), models, base=base, weights=weights, method="slerp", exactly=2)
 
@@ -167,7 +176,7 @@ def model_stock(models: Models, *, base: Base) -> State | LazyState:
     >>> model_stock(models, base={"w": torch.zeros(2)})
     {'w': tensor([0., 0.])}
     """
-    return merge_tensors(_stock, models, base=needed(base), method="model_stock", least=2)
+    return merge_tensors(_stock, models, base=require_base(base), method="model_stock", least=2)
 
 
 def _stock(group: TensorGroup) -> Reader:

@@ -21,12 +21,12 @@ from surgery.merging.driver import (
     TensorGroup,
     Weights,
     check_models,
+    check_range,
+    check_switch,
     group_of,
     merge_tensors,
-    needed,
+    require_base,
     rows_of,
-    switch,
-    within,
 )
 from surgery.merging.parts import combination, of_rank, uniform
 from surgery.states import Models, State, is_pruning_mask
@@ -61,8 +61,8 @@ def _task_vectors(
 
     `sparse` makes them sparse. Signs are elected if `elect` says so.
     """
-    switch("normalize", normalize), switch("elect", elect)
-    settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
+    check_switch("normalize", normalize), check_switch("elect", elect)
+    settings["scale"] = (check_range("scale", scale, -math.inf, math.inf), 1.0)
 
     def kernel(group: TensorGroup, *, scale: float, **numbers: float | Sequence[float]) -> Reader:
         weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
@@ -82,7 +82,7 @@ def _task_vectors(
 
         return read
 
-    return merge_tensors(kernel, models, base=needed(base), weights=weights, settings=settings)
+    return merge_tensors(kernel, models, base=require_base(base), weights=weights, settings=settings)
 
 
 def of_model(value: float | Sequence[float], k: int) -> float:
@@ -150,7 +150,7 @@ def ties(
     >>> ties(models, base={"w": torch.zeros(3)}, density=0.67)
     {'w': tensor([ 3., -3.,  0.])}
     """
-    within("density", density, 0, 1, open_low=True, per_model=True)
+    check_range("density", density, 0, 1, open_low=True, per_model=True)
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
@@ -176,7 +176,7 @@ def _above(limit: Tensor | float, group: TensorGroup, i: int) -> Reader:
 
 def _limits(models: Models, base: Base, weights: Weights, density: float) -> dict[int, Tensor | float]:
     """Return the smallest magnitude kept of each counted model's whole task vector."""
-    states, base = check_models(models, needed(base))
+    states, base = check_models(models, require_base(base))
     rows = rows_of(weights, len(states), states[0])
     result: dict[int, Tensor | float] = {}
     for k in range(len(states)):
@@ -219,8 +219,8 @@ def dare(
     >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
     [0.0, 2.0]
     """
-    within("density", density, 0, 1, open_low=True, per_model=True)
-    sparse = partial(_drop, seed=_seed(seed), rescale=switch("rescale", rescale))
+    check_range("density", density, 0, 1, open_low=True, per_model=True)
+    sparse = partial(_drop, seed=_seed(seed), rescale=check_switch("rescale", rescale))
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
 
@@ -264,8 +264,8 @@ def breadcrumbs(
     >>> breadcrumbs([{"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}], base={"w": torch.zeros(4)}, density=0.5, gamma=0.25)
     {'w': tensor([0., 0., 2., 3.])}
     """
-    within("density", density, 0, 1, open_low=True, per_model=True)
-    settings = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, per_model=True), 0.0)}
+    check_range("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "gamma": (check_range("gamma", gamma, 0, 1, per_model=True), 0.0)}
     return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **settings)
 
 
@@ -318,8 +318,8 @@ def della(
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
     tensor(6.)
     """
-    within("density", density, 0, 1, open_low=True, per_model=True)
-    settings = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, per_model=True), 0.0)}
+    check_range("density", density, 0, 1, open_low=True, per_model=True)
+    settings = {"density": (density, 1.0), "epsilon": (check_range("epsilon", epsilon, 0, 1, per_model=True), 0.0)}
     sparse = partial(_by_rank, seed=_seed(seed))
     normalize = elect if normalize is None else normalize
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **settings)
@@ -368,8 +368,8 @@ def sce(models: Models, *, base: Base, select: ByName = 1.0) -> State | LazyStat
     >>> sce([{"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([-1.0, 1.0])}], base={"w": torch.zeros(2)})
     {'w': tensor([2., 1.])}
     """
-    settings = {"select": (within("select", select, 0, 1, open_low=True), 1.0)}
-    return merge_tensors(_sce, models, base=needed(base), settings=settings)
+    settings = {"select": (check_range("select", select, 0, 1, open_low=True), 1.0)}
+    return merge_tensors(_sce, models, base=require_base(base), settings=settings)
 
 
 def _sce(group: TensorGroup, select: float) -> Reader:
@@ -431,5 +431,5 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
 
         return read
 
-    settings = {"t": (within("t", t, 0, math.inf), 0.0)}
-    return merge_tensors(kernel, models, base=needed(base), method="nearswap", exactly=1, settings=settings)
+    settings = {"t": (check_range("t", t, 0, math.inf), 0.0)}
+    return merge_tensors(kernel, models, base=require_base(base), method="nearswap", exactly=1, settings=settings)

@@ -221,8 +221,8 @@ class Plan:
             if lead_of_into != lead:
                 raise SurgeryError("the small model and `into` must both be states or both be stacks", code="argument")
         if not isinstance(small, LazyState) and not isinstance(into, LazyState):
-            like = {} if into is not None else self._templates_of_absent(small)
-            pairs = {target: self._embed_tensor(target, small, into, lead, like) for target in self.shapes}
+            templates = {} if into is not None else self._templates_of_absent(small)
+            pairs = {target: self._embed_tensor(target, small, into, lead, templates) for target in self.shapes}
             return {t: values for t, (values, _) in pairs.items()}, {t: mask for t, (_, mask) in pairs.items()}
         # Embedding tensors without data first gives the dtypes, and raises the errors.
         known, _ = self.embed(metas(small), into=None if into is None else metas(into))
@@ -249,28 +249,28 @@ class Plan:
     ) -> tuple[Tensor, Tensor]:
         """Return one tensor of the full model and its mask, as `embed` returns them."""
         parts, shape = self.parts[target], self.shapes[target]
-        tensors = {name: small[name] for name, _ in parts}
-        like = tensors[parts[0][0]] if parts else templates.get(target)
-        if into is None and (odd := [name for name, tensor in tensors.items() if tensor.dtype != like.dtype]):
+        parts_by_name = {name: small[name] for name, _ in parts}
+        template = parts_by_name[parts[0][0]] if parts else templates.get(target)
+        if into is None and (odd := [name for name, tensor in parts_by_name.items() if tensor.dtype != template.dtype]):
             raise SurgeryError(
-                f"{target!r} is made of {parts[0][0]!r} ({like.dtype}) and {odd[0]!r} ({tensors[odd[0]].dtype}): "
-                "give a full state as `into`, whose dtype is taken",
+                f"{target!r} is made of {parts[0][0]!r} ({template.dtype}) and {odd[0]!r} "
+                f"({parts_by_name[odd[0]].dtype}): give a full state as `into`, whose dtype is taken",
                 code="mismatch",
             )
-        for name, tensor in tensors.items() if into is not None else ():
+        for name, tensor in parts_by_name.items() if into is not None else ():
             if not torch.can_cast(tensor.dtype, into[target].dtype):
                 raise SurgeryError(
                     f"{name!r} is {tensor.dtype}, which {target!r} of `into` ({into[target].dtype}) loses",
                     code="mismatch",
                 )
         if len(parts) == 1 and is_whole(parts[0][1]):
-            values = like.clone() if into is None else like.to(into[target], copy=True)
-            return values, torch.ones(shape, dtype=torch.bool, device=like.device)
-        values = _zeros(like, (*like.shape[:lead], *shape)) if into is None else into[target].clone()
-        mask = torch.zeros(shape, dtype=torch.bool, device=like.device if parts else values.device)
+            values = template.clone() if into is None else template.to(into[target], copy=True)
+            return values, torch.ones(shape, dtype=torch.bool, device=template.device)
+        values = _zeros(template, (*template.shape[:lead], *shape)) if into is None else into[target].clone()
+        mask = torch.zeros(shape, dtype=torch.bool, device=template.device if parts else values.device)
         for name, index in parts:
-            put(values, index, tensors[name], lead)
-            put(mask, index, mask.new_ones(tensors[name].shape[lead:]))
+            put(values, index, parts_by_name[name], lead)
+            put(mask, index, mask.new_ones(parts_by_name[name].shape[lead:]))
         return values, mask
 
     def _templates_of_absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -343,11 +343,11 @@ class Plan:
 
     def build_unchecked(self, full: nn.Module) -> nn.Module:
         """Do the same as `build` without checks, for the plan's own full model."""
-        held = tensors(full)
+        full_tensors = tensors(full)
         with torch.no_grad():
-            values = {n: take(held[s.name], s.index) for n, (s, *_) in self.entries.items()}
-        if held.keys() == values.keys() and all(edit.get("do") in KEEP_NAMES for edit in self.edits):
-            small = clone(full, {id(tensor): like(values[name], tensor) for name, tensor in held.items()})
+            values = {n: take(full_tensors[s.name], s.index) for n, (s, *_) in self.entries.items()}
+        if full_tensors.keys() == values.keys() and all(edit.get("do") in KEEP_NAMES for edit in self.edits):
+            small = clone(full, {id(tensor): like(values[name], tensor) for name, tensor in full_tensors.items()})
             for edit in self.edits:
                 apply_edit(small, edit)
             renew_computed(small)
@@ -403,7 +403,7 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SurgeryError(
-                f"this is no plan ({first_line(error)}): give what plan.save or plan.to_json wrote", code="plan"
+                f"this is not a plan ({first_line(error)}): give what plan.save or plan.to_json wrote", code="plan"
             ) from None
         if not same:
             raise SurgeryError("the plan was changed: its shapes do not match its fingerprint", code="plan")
@@ -435,10 +435,10 @@ class Plan:
         Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
         """
         small, full = self._sizes()
-        held, tensors = sum(map(bool, self.parts.values())), len(self.shapes)
+        used, count = sum(map(bool, self.parts.values())), len(self.shapes)
         return (
             f"Plan: {small:,} of {full:,} elements ({100 * small / max(full, 1):.1f} %), "
-            f"{f'{held} of ' if held < tensors else ''}{tensors} tensor{'s' * (tensors != 1)}, "
+            f"{f'{used} of ' if used < count else ''}{count} tensor{'s' * (count != 1)}, "
             f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
         )
 

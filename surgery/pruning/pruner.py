@@ -18,7 +18,7 @@ from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Limits, Measure, Target, describe_miss, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.torch_private import BatchNorm
-from surgery.width.attempts import Attempt, NarrowRequest, attempt, find_last_attempt
+from surgery.width.attempts import Attempt, NarrowRequest, find_last_attempt, make_attempt
 from surgery.width.choose import Demand, Heads, Rounding, Scores, check_demand
 from surgery.width.narrow import finish
 from surgery.width.shortfall import list_whole
@@ -188,7 +188,7 @@ def prune(
                 part = target.of({w: min(1.0, limit * full[w] / left[w]) for w, limit in limits.items()})
                 step = replace(request, model=net, scores=step_scores, sizing=sizing(part, sizes_before, scorer))
                 if isinstance(steps, int) and number < steps:  # an equal part of what is left to cut
-                    ahead = attempt(step, cut.known)
+                    ahead = make_attempt(step, cut.known)
                     count = _cost(ahead, "positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     part = target.of({"positions": stay / count.full})

@@ -129,7 +129,7 @@ class Aligner:
 
     def __init__(self, model: nn.Module, *, example: Any, output: Callable[[Any], Any] | None = None):
         self._model, self._solution = trace_and_solve(model, example, output, "align")
-        self._shapes, self._example, self._output = state(model), example, output
+        self._state, self._example, self._output = state(model), example, output
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
         any_order = {atom: range(atom.size)[::-1] for atom in self._free.values()}
         if unused := unused_tensors(self._solution, any_order, model, does="are permuted"):
@@ -185,7 +185,7 @@ class Aligner:
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """Return the plan that permutes: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
-        return plan_of(self._model, self._shapes, self._solution, choice)
+        return plan_of(self._model, self._state, self._solution, choice)
 
     def _in(self, solution: Solution) -> dict[Atom, str]:
         """Return the free widths of another trace of the model, which has the same names."""
@@ -194,7 +194,7 @@ class Aligner:
 
     def _check(self, source: State | nn.Module, label: str) -> State:
         values = as_state(source, label)
-        check_same(self._shapes, values, "the model that was traced", label)
+        check_same(self._state, values, "the model that was traced", label)
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{label} has no weights to compare (meta device): load some first", code="values")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do

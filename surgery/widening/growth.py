@@ -21,7 +21,7 @@ from surgery.states import names_by_id, state
 from surgery.widening.comparison import find_change, trial
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.check import Checked, Divergence, check_plan, with_configuration
+from surgery.width.check import CheckedPlan, Divergence, check_plan, with_configuration
 from surgery.width.choose import Chosen, Demand, Heads, check_demand, choose
 from surgery.width.plan import plan_of
 from surgery.width.rules.registry import RULES
@@ -107,14 +107,14 @@ def widen(
     plan = growth.outcome
     assert isinstance(plan, Plan)  # of the last attempt, which computes the same
     unused = unused_tensors(growth.solution, growth.choice, model, keep, "grow")
-    for shortfall in filter(None, (whole, unused, growth.undescribed)):
+    for shortfall in filter(None, (whole, unused, growth.configuration_problem)):
         if strict:
             raise SurgeryError(shortfall, code="strict")
         _log.warning(shortfall)
     wide = growth.build(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
-    return wide, _inverse(model, wide, plan)
+    return wide, _invert_plan(model, wide, plan)
 
 
 def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
@@ -143,7 +143,7 @@ class Readers(NamedTuple):
     computed: list[tuple[int, Atom]]
 
 
-def readers(solution: Solution) -> Readers:
+def find_readers(solution: Solution) -> Readers:
     """Return the readers of every width."""
     result = Readers({}, [])
     for number, step in enumerate(solution.steps):
@@ -209,11 +209,11 @@ def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | 
     return None
 
 
-def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
+def compute_shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
     """Return the share [new size] of the old weight with which each position is read.
 
     >>> width = Atom(2)
-    >>> shares(width, {width}, {width: [0, 1, 0]}, "copy").tolist()
+    >>> compute_shares(width, {width}, {width: [0, 1, 0]}, "copy").tolist()
     [0.5, 1.0, 0.5]
     """
     if isinstance(axis, Atom):
@@ -223,7 +223,7 @@ def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
         if mode == "zero":
             return (torch.arange(len(places)) < axis.size).double()
         return 1 / places.bincount(minlength=axis.size)[places].double()
-    parts = [shares(part, read, choice, mode) for part in axis.parts]
+    parts = [compute_shares(part, read, choice, mode) for part in axis.parts]
     if isinstance(axis, Sum):
         return torch.cat(parts)
     result = parts[0]
@@ -282,7 +282,7 @@ class _Growth:
         return number, role(why + (" (a whole number as rate keeps means and variances)" if fraction else ""))
 
     @property
-    def undescribed(self) -> str:
+    def configuration_problem(self) -> str:
         """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1] if self.choice else ""
 
@@ -304,7 +304,7 @@ class _Growth:
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
             result = check_plan(model, plan, self.solution, self.choice, example)
-            return result.plan if isinstance(result, Checked) else result
+            return result.plan if isinstance(result, CheckedPlan) else result
 
         seen = observe(self.model, self.example, check)
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
@@ -339,7 +339,7 @@ class _Growth:
                 which = self.readers.of.get((key, axis), set()) & self.choice.keys()
                 if which and (name, axis) not in done:
                     done.add((name, axis))
-                    share = shares(along, which, self.choice, self.mode)
+                    share = compute_shares(along, which, self.choice, self.mode)
                     shape = [-1 if i == axis else 1 for i in range(values[name].ndim)]
                     values[name].mul_(share.to(values[name]).view(shape))
         return wide
@@ -370,7 +370,9 @@ def _find_growing(
         if (most := max(sizes.values(), default=0)) > _MOST_WIDE:
             raise SurgeryError(f"rate={rate!r} would give a width {most:,} positions", code="argument")
         choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
-        return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
+        return _Growth(
+            state(model), twin, example, solution, demand, chosen, choice, find_readers(solution), rate, mode
+        )
 
     def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
         """Return the atoms of these widths along axes of these steps of the trace."""
@@ -421,13 +423,13 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
         new = torch.zeros(values[name].shape, dtype=torch.bool)
         for axis, along in enumerate(growth.solution.tensors[key]):
             made_widths = growth.choice.keys() - growth.readers.of.get((key, axis), set())
-            copies = shares(along, made_widths, growth.choice, "zero") == 0
+            copies = compute_shares(along, made_widths, growth.choice, "zero") == 0
             new |= copies.view([-1 if i == axis else 1 for i in range(new.ndim)])
         normal = torch.randn(values[name].shape, generator=generator) * noise * old[name]
         values[name].add_(torch.where(new, normal, 0).to(values[name]))
 
 
-def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:
+def _invert_plan(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:
     """Return the plan of the model as the first positions of the wide one."""
 
     @cache  # many tensors lie along one width

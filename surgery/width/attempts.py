@@ -23,7 +23,7 @@ from surgery.plan import Plan
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.check import Checked, Divergence, check_plan, splits_interleaved, with_configuration
+from surgery.width.check import CheckedPlan, Divergence, check_plan, splits_interleaved, with_configuration
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.plan import plan_of
 from surgery.width.positions import Positions, TracedPositions
@@ -117,7 +117,7 @@ class Attempt:
 
     @cached_property
     @pause_collector()
-    def outcome(self) -> Checked | Divergence:
+    def outcome(self) -> CheckedPlan | Divergence:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
         plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
@@ -125,9 +125,9 @@ class Attempt:
         return check_plan(self.seen.model, plan, self.solution, choice, self.seen.example, held)
 
     @property
-    def checked(self) -> Checked:
+    def checked(self) -> CheckedPlan:
         """The plan of an attempt that runs as predicted."""
-        assert isinstance(self.outcome, Checked)
+        assert isinstance(self.outcome, CheckedPlan)
         return self.outcome
 
     @property
@@ -136,7 +136,7 @@ class Attempt:
         return self._configured[0]
 
     @property
-    def undescribed(self) -> str:
+    def configuration_problem(self) -> str:
         """The reason why the configuration cannot hold the new widths; "" without one."""
         return self._configured[1]
 
@@ -149,21 +149,21 @@ class Attempt:
         """Return whether the narrow model runs further, with no more whole widths."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
-        return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
+        return isinstance(self.outcome, CheckedPlan) or self.outcome.step > other.outcome.step
 
 
 def find_last_attempt(request: NarrowRequest) -> Attempt:
     """Return the attempt with a narrow model that runs as predicted.
 
-    Raises SurgeryError as `attempts` does.
+    Raises SurgeryError as `iterate_attempts` does.
     """
     try:
-        return deque(attempts(request), maxlen=1).pop()
+        return deque(iterate_attempts(request), maxlen=1).pop()
     except Unreachable as error:
         raise SurgeryError(str(error), code="target") from None
 
 
-def attempts(request: NarrowRequest, known: Constraints = Constraints()) -> Iterator[Attempt]:
+def iterate_attempts(request: NarrowRequest, known: Constraints = Constraints()) -> Iterator[Attempt]:
     """Yield attempts, each further than the last, until one runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck keep their
@@ -172,19 +172,19 @@ def attempts(request: NarrowRequest, known: Constraints = Constraints()) -> Iter
     Raises:
         SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
     """
-    current = attempt(request, known)
+    current = make_attempt(request, known)
     yield current
     message = current.outcome.message if isinstance(current.outcome, Divergence) else ""
     while isinstance(stuck := current.outcome, Divergence):
         gc.collect(1)  # copies of the model that earlier attempts have left
-        further = _first_further(current, stuck)
+        further = _find_further(current, stuck)
         if further is None:
             known = _with_whole(current, stuck, None)
             if known == current.known:  # these keep their size already, so all widths of the module do
                 known = _with_whole(current, stuck, None, everywhere=True)
             if request.strict or known == current.known or len(current.known.whole) >= _MOST_WHOLE:
                 raise SurgeryError(message, code="run")
-            further = attempt(request, known)
+            further = make_attempt(request, known)
         current = further
         yield current
         if not current.chosen.choice:
@@ -192,7 +192,7 @@ def attempts(request: NarrowRequest, known: Constraints = Constraints()) -> Iter
 
 
 @pause_collector()
-def attempt(request: NarrowRequest, known: Constraints) -> Attempt:
+def make_attempt(request: NarrowRequest, known: Constraints) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
     seen = trace_model(request.model, request.example, request.output)
     trace = seen.found
@@ -216,19 +216,21 @@ def attempt(request: NarrowRequest, known: Constraints) -> Attempt:
     return Attempt(request, known, seen, solution, demand, choose(solution, demand))
 
 
-def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
+def _find_further(current: Attempt, stuck: Divergence) -> Attempt | None:
     """Return the first attempt that gets further.
 
     It takes two widths as one, or shrinks another digit of a width.
     """
     known, module = current.known, current.solution.steps[stuck.step].module
-    proposals = islice(_couplings(current, stuck.step), _COUPLINGS)
+    proposals = islice(_propose_couplings(current, stuck.step), _COUPLINGS)
     couplings = [
-        variant for coupling in proposals for variant in dict.fromkeys((_repeat(current, module, coupling), coupling))
+        variant
+        for coupling in proposals
+        for variant in dict.fromkeys((_repeat_coupling(current, module, coupling), coupling))
     ]
     for further in (replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings):
         try:
-            trial = attempt(current.request, further)
+            trial = make_attempt(current.request, further)
         except Unreachable:  # with these widths as one; another way may still reach it
             continue
         if trial.is_further_than(current):
@@ -238,7 +240,7 @@ def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
     smaller = [i for i, axis in enumerate(inputs) if size_of(axis, choice) < axis.size]
     for position, axis in enumerate(step.axes()):
         if axis in choice and any(axis in digits(other) for other in inputs if other is not axis):
-            trial = attempt(current.request, _with_whole(current, stuck, position))
+            trial = make_attempt(current.request, _with_whole(current, stuck, position))
             now = trial.solution.steps[stuck.step].axes()
             shrinks = all(size_of(now[i], trial.chosen.choice) < now[i].size for i in smaller)
             if shrinks and trial.is_further_than(current):
@@ -246,7 +248,7 @@ def _first_further(current: Attempt, stuck: Divergence) -> Attempt | None:
     return None
 
 
-def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
+def _propose_couplings(current: Attempt, number: int) -> Iterator[Coupling]:
     """Yield axes of one size in a step's module that shrink differently.
 
     The module's code may take them for one width. First the step's own axes with others, the shortest first (a head's
@@ -272,7 +274,7 @@ def _couplings(current: Attempt, number: int) -> Iterator[Coupling]:
                 yield tuple((first, other) for other in others)
 
 
-def _repeat(current: Attempt, module: str, coupling: Coupling) -> Coupling:
+def _repeat_coupling(current: Attempt, module: str, coupling: Coupling) -> Coupling:
     """Return a coupling that a module needs, in all modules with its code.
 
     Where widths compete, two widths may have equal sizes in another module only by chance, and unequal ones in the next

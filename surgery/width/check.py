@@ -37,16 +37,16 @@ from surgery.width.trace import Origins
 from surgery.width.wrapped import ITEM, Wrapped, Wrapping
 
 
-class Checked(NamedTuple):
+class CheckedPlan(NamedTuple):
     """The plan of a narrow model that runs as predicted.
 
     Attributes:
         plan: the plan, with edits of attributes.
-        constant: the numbers that stay although they scale sums whose lengths change.
+        unscaled: the numbers that stay although they scale sums whose lengths change.
     """
 
     plan: Plan
-    constant: Sequence[Scaling]
+    unscaled: Sequence[Scaling]
 
 
 class Divergence(NamedTuple):
@@ -78,7 +78,7 @@ def check_plan(
     choice: Choice,
     example: Any,
     held: Mapping[tuple[str, str], Held] = MappingProxyType({}),
-) -> Checked | Divergence:
+) -> CheckedPlan | Divergence:
     """Return the plan with edits of attributes, or where the narrow model diverges.
 
     The narrow model runs with one proposal of `attribute_values` after another, until it does what was predicted.
@@ -90,8 +90,8 @@ def check_plan(
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
     state_names, tensors = names_by_id(model), dict(named_tensors(model))
     in_state = {key for key, tensor in tensors.items() if id(tensor) in state_names}
-    news = {key: new for key, new in _find_filling(solution, scalings).items() if key not in in_state}
-    fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
+    fill_values = {key: new for key, new in _find_fill_values(solution, scalings).items() if key not in in_state}
+    fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in fill_values.items()]
     sizes = together(by_module.values()).numbers
     divergences: list[_DivergentStep] = []
     for values in attribute_values(model, solution, choice, scales, by_module):
@@ -103,17 +103,17 @@ def check_plan(
         scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
         # Where no attribute has changed, only shapes can have changed a number of the code.
         shapes = sizes if not values and all(tensor.is_meta for tensor in tensors.values()) else {}
-        narrow = _Predicted(small, solution, choice, scales, scaled, shapes)
+        narrow = _Comparison(small, solution, choice, scales, scaled, shapes)
         diverged = narrow.difference(example)
         if diverged is None:
             stay = [scaling for scaling in scalings if scaling.held or (scaling.step, scaling.value) in narrow.same]
-            return Checked(checked, [scaling for scaling in stay if scaling.held not in news])
+            return CheckedPlan(checked, [scaling for scaling in stay if scaling.held not in fill_values])
         divergences.append(diverged)
     furthest = max(divergences, key=lambda error: error.step)
-    return Divergence(furthest.step, str(furthest), _no_way_on(model, solution, choice, furthest))
+    return Divergence(furthest.step, str(furthest), _explain_divergence(model, solution, choice, furthest))
 
 
-def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
+def _find_fill_values(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
     """Return the new numbers of tensors, where all steps that take one agree."""
     new_values: dict[tuple[str, str], dict[int, set[float | None]]] = {}
     for scaling in scalings:
@@ -122,8 +122,8 @@ def _find_filling(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple
     fillings = {}
     for key, by_step in new_values.items():
         takers = {number for number, step in enumerate(solution.steps) if key in step.sources}
-        news = set().union(*by_step.values())
-        if takers == by_step.keys() and len(news) == 1 and (new := news.pop()) is not None:
+        new_numbers = set().union(*by_step.values())
+        if takers == by_step.keys() and len(new_numbers) == 1 and (new := new_numbers.pop()) is not None:
             fillings[key] = new
     return fillings
 
@@ -137,7 +137,7 @@ def with_configuration(
     """
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
-        diverged = _Predicted(small, solution, choice).difference(example)
+        diverged = _Comparison(small, solution, choice).difference(example)
         return None if diverged is None else (len(solution.steps) - diverged.step, str(diverged))
 
     problems = []
@@ -163,12 +163,12 @@ def find_difference_on_device(model: nn.Module, solution: Solution, choice: Choi
     return ""
 
 
-def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _DivergentStep) -> str:
+def _explain_divergence(model: nn.Module, solution: Solution, choice: Choice, difference: _DivergentStep) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
     hint = "A width may be kept in a constant that surgery cannot see: make it an attribute or read it from a shape"
     inside = [other for other in solution.steps if step.module and is_inside(other.module, step.module)]
-    if torn := _torn(inside, step, choice):
+    if torn := _find_torn_sizes(inside, step, choice):
         parts = {atom for other in inside for axis in other.axes() for atom in atoms(axis)}
         heads = any(part.grouping == "heads" and not part.why and part not in choice for part in parts)
         drop = 'heads="drop", ' if heads else ""
@@ -195,7 +195,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
 
 
-def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
+def _find_torn_sizes(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
     """Return [a size that becomes several sizes in a module, *these sizes]; or []."""
     sizes: dict[int, set[int]] = {}
     for other in inside:
@@ -217,7 +217,7 @@ def splits_interleaved(step: Step[Axis]) -> bool:
     )
 
 
-class _Predicted(Operations):
+class _Comparison(Operations):
     """Compares the narrow model's operations with the full model's steps.
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
@@ -289,7 +289,7 @@ class _Predicted(Operations):
             )
             outputs = tensors_in(result)
         scalars = scalars_of(func, bound) | self.wrapped.scales(func, bound, inputs)
-        computed = ", ".join(
+        changed_numbers = ", ".join(
             f"{key}={value} instead of {step.scalars.get(key)}"
             for key, value in scalars.items()
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value)
@@ -299,13 +299,15 @@ class _Predicted(Operations):
             left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
             if expected != list(tensor.shape) and not left_empty:
                 message = f"a result of shape {list(tensor.shape)} where {expected} was expected"
-                raise _DivergentStep(self.done, message + (computed and f" ({computed})"), bool(computed))
+                raise _DivergentStep(
+                    self.done, message + (changed_numbers and f" ({changed_numbers})"), bool(changed_numbers)
+                )
         if sources != step.sources:
             raise _DivergentStep(self.done, f"{name} of other tensors")
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, inputs)
-        if computed:
-            raise _DivergentStep(self.done, computed, computed=True)
+        if changed_numbers:
+            raise _DivergentStep(self.done, changed_numbers, computed=True)
         self.same |= {(self.done, value) for value in scalars.values() if isinstance(value, int | float)}
         self.origins.note_made(self.done, outputs)
         self.done += 1

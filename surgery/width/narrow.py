@@ -12,7 +12,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import check_runs, named_tensors, pause_collector, tensors_in
 from surgery.names import join
 from surgery.plan import Plan
-from surgery.width.attempts import Attempt, NarrowRequest, attempts, find_last_attempt
+from surgery.width.attempts import Attempt, NarrowRequest, find_last_attempt, iterate_attempts
 from surgery.width.check import find_difference_on_device
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, check_demand, choose, parse_width
 from surgery.width.corner import corner
@@ -179,8 +179,11 @@ def finish(attempt: Attempt) -> nn.Module:
     for shortfall, refused in (
         (whole, strict or not chosen.choice),
         (constants_differ(model, others), strict),
-        (attempt.undescribed, strict and not (demand.rates or demand.keep or demand.choice)),  # no share for all widths
-        (constant_scales(model, attempt.checked.constant), strict),
+        (
+            attempt.configuration_problem,
+            strict and not (demand.rates or demand.keep or demand.choice),
+        ),  # no share for all widths
+        (constant_scales(model, attempt.checked.unscaled), strict),
         (unused_tensors(solution, chosen.choice, small, demand.keep), strict),
     ):
         if shortfall and refused:
@@ -314,7 +317,7 @@ def widths(
         solution = solve(trace_model(model, example, output).found)
         chosen = choose(solution, demand)
     else:
-        sequence = attempts(NarrowRequest(model, example, demand, output))
+        sequence = iterate_attempts(NarrowRequest(model, example, demand, output))
         attempt = next(sequence)
         with suppress(SurgeryError):  # if nothing can shrink, the last attempt shows why
             for later in sequence:

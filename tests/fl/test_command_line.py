@@ -69,7 +69,7 @@ def test_commands__are_called_as_the_user_called_them(capsys, monkeypatch):
     assert cli.main(["zoo", "resnet1"]) == 2
     assert "See `layer-surgery zoo`" in capsys.readouterr().err
     lines = advice(Experiment(), Path("runs/a")).split("\n")
-    assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
+    assert "resume    layer-surgery run --resume runs/a --rounds 80" in lines
     assert as_called("a `python -m zoo` b python -m fl.data") == "a `layer-surgery zoo` b layer-surgery data"
 
 

@@ -9,7 +9,7 @@ from refusals import fl_refused
 from fl import compare
 from fl.algorithms.fedmr import FedMROptions
 from fl.analysis import groups
-from fl.analysis.groups import outcome
+from fl.analysis.groups import summarise_run
 from fl.extensions.attack import AttackOptions
 from fl.extensions.defence import Defence
 from fl.figures import curves as plot
@@ -56,7 +56,7 @@ def found(*folders):
 def test_compare__the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.1, 0.9, *[last] * 9], algorithm="fedavg", seed=seed)
-    (row,) = groups.table(found(tmp_path)).splitlines()[1:]
+    (row,) = groups.make_table(found(tmp_path)).splitlines()[1:]
     assert f"60.00 ± {100 * math.sqrt(0.02):.2f}" in row  # final: 50 and 70
     assert "63.00 ±" in row  # the last ten: 54 and 72
     assert "90.00 ± 0.00" in row  # best
@@ -66,7 +66,7 @@ def test_compare__the_table_has_mean_and_sample_standard_deviation(tmp_path):
 def test_compare__small_traffic_is_in_kilobytes(tmp_path, sent, heading, traffic):
     row = {"accuracy": 0.5, "f1": 0.5, "loss": 2.0, "bytes_down": sent, "bytes_up": 0}
     left_by(tmp_path / "a", [row], algorithm="fedavg", clients=4, participants=4)
-    for text in (groups.table(found(tmp_path)), groups.target_table(found(tmp_path), 0.5)):
+    for text in (groups.make_table(found(tmp_path)), groups.target_table(found(tmp_path), 0.5)):
         head, line = map(cells, text.splitlines()[-2:])
         assert line[head.index(heading)] == traffic
 
@@ -139,10 +139,10 @@ def test_compare__costs_are_those_of_the_whole_run(tmp_path):
         path = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seed=seed) / "metrics.csv"
         Metrics(path, read(path)).add({"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)})
     own_run(tmp_path / "old", [0.3], [1.0], algorithm="fedprox", **quarter)  # counted no bytes
-    results = [outcome(run) for runs in found(tmp_path).values() for run in runs]
+    results = [summarise_run(run) for runs in found(tmp_path).values() for run in runs]
     assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
     assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
-    rows = [cells(line)[-2:] for line in groups.table(found(tmp_path)).splitlines()]
+    rows = [cells(line)[-2:] for line in groups.make_table(found(tmp_path)).splitlines()]
     assert rows == [["MB", "seconds"], ["3.62", "4.5"], ["-", "2.0"]]
 
 
@@ -256,7 +256,7 @@ def test_compare__a_target_above_one_is_a_perplexity(tmp_path):
     assert "global test perplexity of 50 or less" in said
     assert cells(reached) == ["fedmr", "1", "2", "4.0"]
     image = fake_run(tmp_path / "b", [0.5], algorithm="fedavg")
-    _, *mixed = map(cells, groups.table(found(folder, image)).splitlines())
+    _, *mixed = map(cells, groups.make_table(found(folder, image)).splitlines())
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 

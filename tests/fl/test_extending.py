@@ -23,7 +23,7 @@ from torch import nn
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
-from fl.analysis.groups import others
+from fl.analysis.groups import find_other_columns
 from fl.base.columns import Column
 from fl.base.console import refuse_import
 from fl.base.errors import FLError
@@ -483,7 +483,7 @@ def test_extending__what_is_no_column_is_refused(wrong, said, monkeypatch):
         Column(**wrong)
     monkeypatch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"best": Column(heading="best")}))
     with fl_refused("name", "'best'"):
-        others(["best"])
+        find_other_columns(["best"])
 
 
 def test_extending__a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, monkeypatch):

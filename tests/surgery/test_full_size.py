@@ -19,8 +19,8 @@ LEFT = {"resnet50": 0.26, "vit_b_16": 0.26, "convnext_tiny": 0.26, "efficientnet
 @pytest.mark.parametrize("name", some(LEFT, ["resnet50", "vit_b_16"]))
 def test_narrow__one_run_halves_all_hidden_widths(name, monkeypatch):
     runs = []
-    difference = check._Predicted.difference
-    monkeypatch.setattr(check._Predicted, "difference", lambda *given: runs.append(1) or difference(*given))
+    difference = check._Comparison.difference
+    monkeypatch.setattr(check._Comparison, "difference", lambda *given: runs.append(1) or difference(*given))
     with torch.device("meta"):
         model = torchvision.models.get_model(name, num_classes=1).eval()
         image = torch.zeros(1, 3, IMAGE.get(name, 64), IMAGE.get(name, 64))

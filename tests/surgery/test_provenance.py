@@ -169,8 +169,8 @@ RUNS += ["timm:focalnet_tiny_srf", "timm:inception_next_atto", "timm:dpn48b"]
 def test_narrow__the_narrow_model_runs_once(name, monkeypatch):
     """It ran up to 121 times while attributes were found by trying."""
     pytest.importorskip("timm")
-    runs, difference = [], check._Predicted.difference
-    monkeypatch.setattr(check._Predicted, "difference", lambda self, x: runs.append(1) or difference(self, x))
+    runs, difference = [], check._Comparison.difference
+    monkeypatch.setattr(check._Comparison, "difference", lambda self, x: runs.append(1) or difference(self, x))
     model = make_model(name)
     narrow(model, 0.5, surgery.libraries.example_input(model))
     assert len(runs) == 1

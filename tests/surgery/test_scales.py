@@ -365,7 +365,7 @@ def test_scales__gemma_is_read_back_from_its_folder(tmp_path):
 
 def test_scales__what_stays_is_part_of_the_check():
     net = Attention(WIDTH, lambda net, d: None, lambda net, q, k: q @ k.mT * 0.7)
-    (only,) = find_last_attempt(NarrowRequest(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.constant
+    (only,) = find_last_attempt(NarrowRequest(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.unscaled
     assert (only.value, only.new, only.contraction.lengths) == (0.7, None, ((WIDTH, WIDTH // 2),))
 
 

@@ -14,7 +14,7 @@ from fl.base.settings import flag_in
 from fl.extensions.flower.folders import SERVER, deal_out
 from fl.extensions.flower.local import deployment, progress, require, share_of_cores, write_app, write_keys
 from fl.extensions.flower.remote import check_settings
-from fl.runs.folder import new_folder
+from fl.runs.folder import name_new_folder
 from fl.runs.summary import describe
 from fl.settings import Config
 from fl.settings.command_line import parse
@@ -58,7 +58,7 @@ def _main(argv: list[str]) -> int:
     check_settings(config)
     if options.only in ("keys", None):
         require()
-    root = Path(options.folder or new_folder(request.out, None, "deploy")).resolve()
+    root = Path(options.folder or name_new_folder(request.out, None, "deploy")).resolve()
     threads = options.threads or (0 if options.only else share_of_cores(options.nodes + 1))
     if options.only == "keys":
         local_names = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it

@@ -72,7 +72,7 @@ def _base(net: nn.Module, origin: ModelOrigin) -> dict[str, str | None]:
         random_names = ["all of it"]
     if lacking := [tensor for tensor in random_names if tensor not in trained]:
         raise FLError(
-            f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
+            f"{folder}: the base was drawn ({lacking[0]}), and no one else has it: begin with --init, train the layer "
             f"whole (--adapters.train), {way}",
             code="unsupported",
         )

@@ -38,7 +38,7 @@ def unknown(monkeypatch, tmp_path):
     """Make the CPU a device on which backends are tried, with an empty file of what was found."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(admission, "is_asked", lambda device: True)
+    monkeypatch.setattr(admission, "uses_trials", lambda device: True)
     monkeypatch.setattr(admission, "_known", {})
     monkeypatch.setattr(admission, "_spent", 0.0)
 
@@ -185,7 +185,7 @@ def test_admission__nothing_is_tried_where_it_is_not_wanted_or_does_not_pay(grou
     assert "too short" in caplog.records[-1].getMessage()
     assert not admission._file().exists()  # a longer run may try
     with monkeypatch.context() as patch:
-        patch.setattr(admission, "is_asked", lambda device: device.type != "cpu")
+        patch.setattr(admission, "uses_trials", lambda device: device.type != "cpu")
         patch.setattr(admission, "choose", lambda *given: pytest.fail("a CPU goes by a rule"))
         patch.setattr(engine, "rank_backends", lambda groups: ["quick", "loop"])
         train(groups, "auto", chosen, LONG)
@@ -302,7 +302,7 @@ def test_admission__objectives_travel_to_another_process(make_federation, tmp_pa
 def test_admission__what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatch):
     offer(monkeypatch, "quick")
     allowed = []
-    monkeypatch.setattr(admission, "_seconds_of_round", lambda *_: 50.0)
+    monkeypatch.setattr(admission, "_estimate_round_seconds", lambda *_: 50.0)
 
     def compare(*given):
         allowed.append(given[-1] - time.monotonic())
@@ -339,7 +339,7 @@ def test_admission__a_trial_takes_what_is_allowed_and_no_more(groups, monkeypatc
     """
     offer(monkeypatch, "hangs", name)
     monkeypatch.setattr(admission, "LEAST", 2.0)
-    monkeypatch.setattr(admission, "_seconds_of_round", lambda *_: time.sleep(1) or 1.0)
+    monkeypatch.setattr(admission, "_estimate_round_seconds", lambda *_: time.sleep(1) or 1.0)
     began = time.monotonic()
     train(groups, "auto", chosen := {}, 150)
     assert time.monotonic() - began < 3 + 2 + 10  # where a process is slow to start and to end

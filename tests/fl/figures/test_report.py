@@ -9,7 +9,7 @@ import pytest
 
 from fl import compare
 from fl.analysis.background import progress, write_command
-from fl.analysis.groups import find_runs, group, table
+from fl.analysis.groups import find_runs, group, make_table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.figures.report import report
@@ -81,7 +81,7 @@ def test_report__a_page_has_the_numbers_of_the_table_and_of_the_curves(tmp_path)
     for (name, seed), values in accuracies.items():
         leave(tmp_path / f"{name}-{seed}", values, algorithm=name, seed=seed, rounds=4)
     text, page, runs = made(tmp_path)
-    expected = [re.split(" {2,}", line) for line in table(group(runs)).splitlines()]
+    expected = [re.split(" {2,}", line) for line in make_table(group(runs)).splitlines()]
     assert page.tables[0] == expected
     shown_on_a_phone = re.findall('data-head="(.*?)"', text)
     assert shown_on_a_phone[: len(expected[0])] == expected[0]

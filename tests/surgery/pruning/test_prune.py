@@ -381,7 +381,7 @@ def test_prune__a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_o
 
     torch.manual_seed(0)
     net, example, asked = Mixed(), torch.randn(2, 5, 6), []
-    real, couplings = attempts.attempt, attempts._couplings
+    real, couplings = attempts.make_attempt, attempts._propose_couplings
 
     def attempt(request, known):
         asked.append(known)
@@ -389,8 +389,10 @@ def test_prune__a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_o
             raise attempts.Unreachable("out of reach", code="target")
         return real(request, known)
 
-    monkeypatch.setattr(attempts, "attempt", attempt)
-    monkeypatch.setattr(attempts, "_couplings", lambda *given: (one for one in couplings(*given) for _ in range(2)))
+    monkeypatch.setattr(attempts, "make_attempt", attempt)
+    monkeypatch.setattr(
+        attempts, "_propose_couplings", lambda *given: (one for one in couplings(*given) for _ in range(2))
+    )
     scores = surgery.pruning.importance(net, example=example, by="l1")
     small = prune(net, target=Target(macs=0.5), importance=scores, example=example).model
     assert len(asked) > 2, "no coupling was tried a second time"
