@@ -139,7 +139,7 @@ def test_simulate__a_run_with_a_site_left_out_resumes_to_the_same(tmp_path):
     [
         (sites(test=(6, 4)), {}, "bern has no test samples, and other clients have"),
         (sites(), {"test_sites": ("rome",)}, "'rome'"),
-        (sites(), {"test_sites": SITES}, "nobody else has samples to train on"),
+        (sites(), {"test_sites": SITES}, "no one else has samples to train on"),
         (replace(sites(), test_owners=None), {"test_sites": ("oslo",)}, "does not say who owns its test samples"),
         (replace(sites(), owners=None, test_owners=None), {"test_sites": ("oslo",), "partition": "iid"}, "oslo"),
         (sites(), {"test_sites": ("oslo",), "pool_test_set": True, "local_test": 0.2}, "leave one of them out"),
