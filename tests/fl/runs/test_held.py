@@ -125,8 +125,8 @@ def test_held__what_a_killed_process_left_beside_a_file_goes_with_its_next_writi
 @pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
 def test_held__an_output_that_is_full_is_told_to_be_the_output(tmp_path):
-    block = "with guarded() as ended:\n    print('a' * 99999)\n"
-    code = f"import sys\nfrom fl.base.console import guarded\n{block}sys.exit(ended.code)"
+    block = "with guard() as ended:\n    print('a' * 99999)\n"
+    code = f"import sys\nfrom fl.base.console import guard\n{block}sys.exit(ended.code)"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
