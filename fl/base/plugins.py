@@ -93,21 +93,21 @@ def list_installed(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[group]))}
 
 
-def load_entry_points(group: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
+def load_entry_points(group: str, taken: Container[str], check: Callable[[Any, str], Any]) -> dict[str, Any]:
     """Load the entry points of one of `GROUPS`, by their names.
 
     One that cannot be had is left out with a warning, so that a broken package does not keep the others from use.
 
     Args:
         taken: names that are ours.
-        checked: (what an entry point stands for, its name) -> what to take for it; FLError with what is wrong.
+        check: (what an entry point stands for, its name) -> what to take for it; FLError with what is wrong.
     """
     result = {}
     for name, point in list_installed(group).items():
         try:
             if name in taken:
                 raise FLError("has the name of another one", code="name")
-            result[name] = checked(point.load(), name)
+            result[name] = check(point.load(), name)
         except Exception as error:  # another package's code
             why = str(error) if isinstance(error, FLError) else f"cannot be loaded: {describe_failure(error)}"
             _log.warning(
