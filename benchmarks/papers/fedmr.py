@@ -20,7 +20,7 @@ _LOSS = Comparison(
     "test loss, mean of the last ten evaluations", "late_loss", "first", ("fedmr", "fedavg"), larger=False
 )
 _CURVES = {"resnet20": "ResNet-20", "vgg16": "VGG-16"}
-_SPREADS = ("dir0.1", "dir0.5", "dir1.0", "iid")
+_SPREADS = {"dir0.1": "Dirichlet 0.1", "dir0.5": "Dirichlet 0.5", "dir1.0": "Dirichlet 1.0", "iid": "IID"}
 _ORDER = ("fedmr", *(name for name in METHODS if name != "fedmr"))
 
 
@@ -165,18 +165,9 @@ def _smaller() -> Iterator[Cell]:
         )  # fmt: skip
         yield _plain_cosine(name, f"Fashion-MNIST, {name}", lines[:1])
     both = ("fedmr", "fedavg")
-    table = [
-        (
-            spread,
-            "IID" if spread == "iid" else spread.replace("dir", "Dirichlet "),
-            _short(spread),
-            f".{spread}",
-            f"; {_OTHER}",
-        )
-        for spread in _SPREADS
-    ]
-    table.append(("hsu", "Dirichlet 0.1 as in Hsu et al.", _hsu(), "-hsu.dir0.1", ""))
-    for spread, kind, experiment, end, other in table:
+    table = [(name, words, _short(name), f".{name}", f"; {_OTHER}") for name, words in _SPREADS.items()]
+    hsu = ("hsu", "Dirichlet 0.1 as in Hsu et al.", _hsu(), "-hsu.dir0.1", "")
+    for spread, kind, experiment, end, other in (*table, hsu):
         said = f"{kind}, LeNet, momentum 0.5, no first stage, 500 rounds"
         lines = arms(f"fedmr.table1.cifar10.lenet{end}", experiment, both)
         yield Cell(
