@@ -34,6 +34,9 @@ _VERDICT = re.compile("([✓≈✗]) (?:ordering |not )?reproduced")
 _VERDICTS = {"✓": "yes", "≈": "order", "✗": "no"}  # classes of docs/stylesheets/extra.css
 _FILTERS = {"filter-models": "models.js", "filter-rows": "rows.js"}
 """From an element of a page to the script in docs/hooks that puts a box there."""
+_SOUGHT = ("install.md", "tutorial.md", "guides/", "notebooks/")
+"""What newcomers look for: the search shows these pages before results, project and reference."""
+_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -54,7 +57,7 @@ def pages() -> tuple[dict[str, str], dict[str, Path]]:
         linked = {_target(source, found[2]) for found in _LINK.finditer(text)}
         files |= {_name(one): ROOT / one for one in linked if (ROOT / one).is_file() and _name(one)[-3:] != ".md"}
     texts[settings.NAME] += settings.sections()
-    return texts, files
+    return {name: _FIRST * name.startswith(_SOUGHT) + text for name, text in texts.items()}, files
 
 
 def site_name(name: str) -> str:
