@@ -229,28 +229,28 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, quantity: str = "cro
     score = first_score(names)
     accuracy, loss, *cosine = axes = two_wide(figure, 3 if with_cosine else 2)
 
-    def line(axis: Axes, key: str, color: str, label: str) -> None:
+    def line(axis: Axes, key: str, number: int, label: str) -> None:
         if key in names:
             end = [row[key] for row in rows if key in row][-1]
             lost = "" if math.isfinite(end) else f", then {end}"
-            look = {"lw": 1.5, "ls": "-"} if color == COLORS[0] else {"lw": 1.2, "ls": "--"}
-            curve(axis, [rows], key, label + lost, {"color": color, **look})
+            look = {"color": COLORS[number], "ls": _DASHES[number], "lw": 1.2 if number else 1.5}
+            curve(axis, [rows], key, label + lost, look)
 
-    line(accuracy, score, COLORS[0], "global model")
+    line(accuracy, score, 0, "global model")
     if "models_accuracy" in names:
         (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{name}") for name in ("accuracy", "std"))
         _band(accuracy, at, mean, std, COLORS[1], (0, 1))
-    line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
-    for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
-        line(accuracy, f"local_{part}_{score}", color, f"clients' own {part} data (mean)")
+    line(accuracy, "models_accuracy", 1, "participants' models: mean,\nband: ± standard deviation")
+    line(accuracy, f"local_valid_{score}", 2, "clients' own validation data (mean)")
+    line(accuracy, f"local_test_{score}", 3, "clients' own test data (mean)")
     finish(accuracy, score)
     accuracy.set_ylabel("accuracy" if score == "accuracy" else "mean absolute error")
-    line(loss, "loss", COLORS[0], "test, global model")
-    line(loss, "train_loss", COLORS[1], "training, mean over participants")
+    line(loss, "loss", 0, "test, global model")
+    line(loss, "train_loss", 1, "training, mean over participants")
     finish(loss, "loss")
     loss.set_ylabel(f"{quantity} of a token" if "perplexity" in names else quantity)
     for axis in cosine:
-        line(axis, "models_cosine", COLORS[0], "")
+        line(axis, "models_cosine", 0, "")
         finish(axis, "models_cosine")
     for axis in axes:
         mark_levels(axis, rows, COLORS[0], named=True)
@@ -333,20 +333,22 @@ def _draw_panels(
 ) -> None:
     """Draw panels into axes and explain them; finish all last, if they share y.
 
-    The legend of a line is above the first panel that has it.
+    The legend of a line is above the first panel that has it; where panels of several methods lie below each other,
+    above each of them.
     """
     looks = _looks_of(lines, along)
     for axis, panel in zip(axes, shown):
         _draw(axis, panel, looks, along)
     for axis, panel in zip(axes, shown):
         _finish_panel(axis, panel.key, along)
-    heights = [0.0]
-    for axis, panel in list(zip(axes, shown))[: len(parts(lines))]:
+    heights: dict[int, float] = {}
+    for axis, panel in zip(axes, shown if len(parts(lines)) > 1 else shown[:1]):
         place = axis.get_subplotspec()
         wide = figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols - _BESIDE
         entries = {line.label: Line2D([], [], **looks[line.label]) for line in panel.lines}
-        heights.append(name_lines(axis, entries, wide))
-    figure.set_figheight(figure.get_figheight() + max(heights))
+        row = place.rowspan.start
+        heights[row] = max(heights.get(row, 0.0), name_lines(axis, entries, wide))
+    figure.set_figheight(figure.get_figheight() + sum(heights.values()))
     figure.suptitle(shorten(title), fontsize=11)
     _explain(figure, lines, [seeds_note([len(line.runs) for line in lines])], along)
 
