@@ -43,6 +43,7 @@ from alignment_training import CASES, data_of, new_model, trained
 from torch import nn
 
 from fl.data import Dataset
+from fl.figures.style import COLORS
 from surgery import load as load_state
 from surgery import state
 from surgery.symmetry import align, repair
@@ -151,23 +152,25 @@ def draw(rows: list[dict], path: Path) -> None:
     for row in rows:
         panels.setdefault((row["case"], row["width"], row["epochs"]), []).append(row)
     several = Counter(case for case, _, _ in panels)
-    figure = Figure(figsize=(13, 3.3 * math.ceil(len(panels) / 4)), layout="constrained")
-    colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b"}
+    figure = Figure(figsize=(10, 2.8 * math.ceil(len(panels) / 4)), layout="constrained")
+    looks = {"as trained": ("0.45", "-"), "weights": (COLORS[0], "--"), "activations": (COLORS[1], ":")}
     for number, ((case, width, epochs), same) in enumerate(panels.items()):
         axes = figure.add_subplot(math.ceil(len(panels) / 4), 4, number + 1)
         shown = set()
         for row in same:
             name = row["by"] + (", repaired" if row["repaired"] else "")
-            style = {"color": colours[row["by"]], "ls": "--" if row["repaired"] else "-"}
+            style = dict(zip(("color", "ls"), looks[row["by"]])) | {"marker": "o" * row["repaired"], "ms": 3}
             share = [i / (POINTS - 1) for i in range(POINTS)]
             axes.plot(share, row["curves"]["test"], label=None if name in shown else name, **style)
             shown.add(name)
         parts = [case, *[f"width {width:g}"] * (width != 1), *[f"{epochs} epochs"] * (several[case] > 1)]
-        axes.set_title(", ".join(parts), fontsize=10)
-        axes.set_xlabel("share of the second network", fontsize=9)
+        axes.set_title(", ".join(parts), fontsize=9)
+        axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     lines = {line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label()[0] != "_"}
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    for axes in figure.axes[-4:]:
+        axes.set_xlabel("share of the second network", fontsize=9)
     for axes in figure.axes[::4]:
         axes.set_ylabel("test loss", fontsize=9)
     figure.savefig(path, dpi=150)

@@ -46,10 +46,11 @@ def panel(
     Args:
         lines: from method to its points by the index of their value.
     """
-    for name, points in lines.items():
+    for number, (name, points) in enumerate(lines.items()):
         mean, wide = zip(*points.values())
-        axis.errorbar([*points], mean, wide, fmt="none", capsize=3, elinewidth=1, ecolor=LOOKS[name])
-        axis.plot([*points], mean, MARKS[name], ms=5, color=LOOKS[name], label=NAMES[name])
+        places = [at + 0.04 * (number - (len(lines) - 1) / 2) for at in points]  # so that bars do not hide each other
+        axis.errorbar(places, mean, wide, fmt="none", capsize=3, elinewidth=1, ecolor=LOOKS[name])
+        axis.plot(places, mean, MARKS[name], ms=5, color=LOOKS[name], label=NAMES[name])
     dress(axis, "test accuracy" if axis.get_subplotspec().is_first_col() else "", percent=True)
     axis.set_ylim(0, 1)
     axis.set_xlim(-0.2, len(values) - 0.8)

@@ -33,7 +33,7 @@ def cut(axis: Axes) -> None:
     axis.bar(range(len(after)), after, width=1, color=OURS)
     full, left = (sum(p.numel() for p in model.parameters()) / 1e6 for model in (net, small))
     axis.set_title("Cut: any model by half")
-    axis.text(0.04, 0.93, f"ResNet-50\n{full:.1f} → {left:.1f} M", transform=axis.transAxes, va="top")
+    axis.text(0.04, 0.93, f"ResNet-50\n{full:.1f} → {left:.1f} M\nparameters", transform=axis.transAxes, va="top")
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel("layers")
@@ -70,6 +70,7 @@ def recombine(axis: Axes) -> None:
         _line(axis, points, label=name, color=color, ls=style, lw=2)
     axis.set_title("Train federated")
     axis.set_xlabel("rounds (CIFAR-10)")
+    axis.set_ylabel("accuracy (%)")
 
 
 def _line(axis: Axes, points: Iterable[tuple[float, float]], **looks) -> None:

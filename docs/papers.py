@@ -16,8 +16,8 @@ WORDS = {
     "fedmr": "FedMR", "fedavg": "FedAvg", "fedmut": "FedMut", "lenet": "LeNet", "preresnet": "ResNet",
     "mobilenetv2": "MobileNetV2", "cifar10": "CIFAR-10", "cifar10-deep": "CIFAR-10, deeper", "cifar100": "CIFAR-100",
     "fashion-mnist": "Fashion-MNIST", "femnist": "FEMNIST", "digits-long": "digits, more rounds", "iid": "IID",
-    "noniid": "non-IID", "dirichlet": "Dirichlet", "depth": "depths differ", "width": "widths differ",
-    "both": "both differ",
+    "noniid": "non-IID", "dirichlet": "Fashion-MNIST, Dirichlet", "depth": "depths differ", "width": "widths differ",
+    "both": "both differ", "clusters": "Fashion-MNIST, clusters", "levels": "Fashion-MNIST, clusters on two levels",
 }  # fmt: skip
 """What parts of a cell's id, and methods, are called in a picture."""
 MARKS = "os^Dv"  # for readers who cannot tell the colours
@@ -59,7 +59,7 @@ def femam(figure: Figure) -> None:
         failed = {run.run for run in one.stored if run.failed}
         for name, values in one.values[0].items():
             own, lost = name == "femam", one.cell.arm(name).run in failed
-            look = {"color": COLORS[0], "zorder": 3} if own else {"color": "0.55"}
+            look = {"color": COLORS[0], "zorder": 3} if own else {"color": "0.2" if lost else "0.55"}
             label = "FeMAM" if own else "a rival with a diverged run" if lost else "a rival"
             axis.plot(values, [at] * len(values), "x" if lost else "o", ms=5 if own else 3.5, label=label, **look)
     named(axis)
