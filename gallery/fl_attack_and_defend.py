@@ -22,7 +22,7 @@ for number, (label, settings) in enumerate(cases.items()):
     rows, config = [], fl.Config.of(algorithm="fedavg", rounds=5, **clients, **settings)
     fl.simulate(config, f"runs/attack{number}", on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
-    axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)
+    axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], marker="o", label=label)
 axis.set(title="A fifth of the clients is malicious", xticks=range(1, 6), xlabel="round", ylabel="test accuracy, %")
 axis.legend()
 plt.show()

@@ -22,9 +22,9 @@ figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for number, (label, compression) in enumerate(cases.items()):
     rows, config = [], fl.Config.of(algorithm="fedavg", rounds=40, eval_every=4, compression=compression, **clients)
     fl.simulate(config, f"runs/compress{number}", model=net, on_round=rows.append)
-    evaluated = [row for row in rows if "accuracy" in row]
-    print(f"{label}: {rows[-1]['bytes_up']:,.0f} bytes a round, {evaluated[-1]['accuracy']:.1%}")
-    axis.plot([row["round"] for row in evaluated], [100 * row["accuracy"] for row in evaluated], "o-", label=label)
+    rounds, accuracies = zip(*((row["round"], 100 * row["accuracy"]) for row in rows if "accuracy" in row))
+    print(f"{label}: {rows[-1]['bytes_up']:,.0f} bytes a round, {accuracies[-1]:.1f}%")
+    axis.plot(rounds, accuracies, marker="o", label=label)
 axis.set(title="What clients send", xlabel="round", ylabel="test accuracy, %")
 axis.legend()
 plt.show()

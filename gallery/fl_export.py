@@ -20,7 +20,8 @@ print(f"model.pt2: {(found == labels).float().mean():.1%} right")
 figure, axes = plt.subplots(3, 6, figsize=(7, 4.2), layout="constrained")
 for axis, k in zip(axes.flat, range(18)):
     axis.imshow(images[k, 0], cmap="gray_r")
-    axis.set_title(f"{found[k]} ({sure[k]:.0%})", fontsize=9, color="black" if found[k] == labels[k] else "red")
+    wrong = found[k] != labels[k]
+    axis.set_title(f"{found[k]}{', no' * wrong} ({sure[k]:.0%})", fontsize=9, color="red" if wrong else "black")
     axis.axis("off")
-figure.suptitle("What the exported model sees (red: wrong)")
+figure.suptitle("What the exported model sees, and how sure it is")
 plt.show()

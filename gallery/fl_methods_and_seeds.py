@@ -15,12 +15,12 @@ found: fl.Results = fl.results("runs/several")  # also later, in another program
 print(found)
 
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for color, method in zip(("C0", "C1"), methods):
+for look, method in zip(("C0-", "C1--"), methods):
     for run in found.runs:
         if run.config.method.name == method:
             label = method if run.config.seed == 0 else None
             accuracies = [100 * row["accuracy"] for row in run.rows]
-            axis.plot(range(1, len(accuracies) + 1), accuracies, color=color, alpha=0.7, label=label)
+            axis.plot(range(1, len(accuracies) + 1), accuracies, look, label=label)
 axis.set(title="Labels differ: two methods, two seeds", xlabel="round", ylabel="test accuracy, %")
 axis.legend()
 plt.show()

@@ -22,7 +22,7 @@ print(found)
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for when in ("before", "after"):
     rows = [[100 * r[f"accuracy_{when}"] for r in found.rows if r["samples"] == n] for n in sizes]
-    axis.plot(sizes, [sum(row) / len(row) for row in rows], "o-", label=f"{when} fine-tuning")
+    axis.plot(sizes, [sum(row) / len(row) for row in rows], marker="o", label=f"{when} fine-tuning")
     axis.fill_between(sizes, [min(row) for row in rows], [max(row) for row in rows], alpha=0.2)
 axis.set(title="Six new clients with three unknown classes", xlabel="own samples", ylabel="accuracy, %", xscale="log")
 axis.set_xticks(sizes, sizes), axis.minorticks_off(), axis.legend()

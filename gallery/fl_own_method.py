@@ -26,5 +26,5 @@ ALGORITHMS["heavy"] = Method(heavy)
 for name in ("fedavg", "heavy"):
     rows, config = [], fl.Config.of(algorithm=name, rounds=12, partition="iid", local_epochs=1)
     print(fl.simulate(config, f"runs/own-method-{name}", on_round=rows.append)["final"])
-    plt.plot(range(1, 13), [row["accuracy"] for row in rows], "o-", label=name)
-plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy"), plt.legend(), plt.show()
+    plt.plot(range(1, 13), [100 * row["accuracy"] for row in rows], marker="o", label=name)
+plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy, %"), plt.legend(), plt.show()

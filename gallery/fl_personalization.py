@@ -15,7 +15,7 @@ for name, label in {"fedavg": "one model for all", "local": "each alone", "ditto
     fl.simulate(config, f"runs/personal-{name}", on_round=rows.append)
     accuracy = [100 * row["local_test_accuracy"] for row in rows]
     print(f"{label}: {accuracy[-1]:.1f} %")
-    axis.plot([row["round"] for row in rows], accuracy, "o-", label=label)
+    axis.plot([row["round"] for row in rows], accuracy, marker="o", label=label)
 axis.set(title="Clients of four kinds", xlabel="round", ylabel="mean accuracy on own test data, %")
 axis.set_xticks(range(1, 6)), axis.legend()
 plt.show()

@@ -22,6 +22,6 @@ for factor in factors:
         values.append(surgery.distance(surgery.stack([state]), surgery.stack([truth])).item())
 print({name: round(values[-1], 2) for name, values in errors.items()})
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-[axis.loglog(factors, values, "o-", label=name) for name, values in errors.items()]
-axis.set(title="One of ten models is wrong", xlabel="its length", ylabel="distance from the truth")
+[axis.loglog(factors, values, marker="o", label=name) for name, values in errors.items()]
+axis.set(title="One of ten models is wrong", xlabel="length of the wrong model", ylabel="distance from the truth")
 axis.legend(), plt.show()

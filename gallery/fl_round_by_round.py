@@ -25,6 +25,6 @@ for number, axis in enumerate(axes, start=1):
     right = (method.predict(server, data.test_x, None).argmax(1) == data.test_y).float().mean()
     moved = surgery.cosine({name: t - start[name] for name, t in update.received.items()})
     image = axis.imshow(moved, cmap="RdBu", vmin=-1, vmax=1)
-    axis.set(title=f"{number}: {right:.0%} right", xlabel="client", ylabel="client")
+    axis.set(title=f"round {number}\n{right:.0%} right", xlabel="client", ylabel="client")
 print("samples of the clients:", update.sizes)
 figure.colorbar(image, ax=figure.axes, label="cosine of two clients'\nsteps"), plt.show()

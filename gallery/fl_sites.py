@@ -20,11 +20,11 @@ own, left_out = [], []
 for site in sites:
     config = fl.Config.of(algorithm="fedavg", partition="natural", clients=3, rounds=5, test_sites=(site,))
     final = fl.simulate(config, f"runs/without-{site}", dataset=data, model=nn.Linear(2, 2))["final"]
-    own.append(final["local_test_accuracy"])
-    left_out.append(final[f"test_accuracy_{site}"])
+    own.append(100 * final["local_test_accuracy"])
+    left_out.append(100 * final[f"test_accuracy_{site}"])
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 axis.bar(np.arange(4) - 0.2, own, 0.4, label="sites that trained")
 axis.bar(np.arange(4) + 0.2, left_out, 0.4, label="the site that was left out")
-axis.set(xticks=range(4), xticklabels=sites, xlabel="site left out", ylabel="accuracy", ylim=(0, 1))
+axis.set(xticks=range(4), xticklabels=sites, xlabel="site left out", ylabel="accuracy, %", ylim=(0, 100))
 figure.legend(loc="outside upper center", ncols=2)
 plt.show()

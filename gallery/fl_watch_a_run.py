@@ -20,7 +20,7 @@ with fl.Run(config, "runs/watched") as run:
 
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name in watched[0]:
-    axis.plot(range(1, len(watched) + 1), [largest[name] for largest in watched], "o-", label=name)
+    axis.plot(range(1, len(watched) + 1), [largest[name] for largest in watched], marker="o", label=name)
 axis.set(title="The largest weight of each layer", xlabel="round", ylabel="absolute value")
 axis.legend()
 plt.show()

@@ -25,6 +25,6 @@ path = torch.linspace(0, 1, 21).tolist()
 for label, ends in {"as trained": nets, "aligned": aligned}.items():
     calls = [torch.func.functional_call(nets[0], surgery.average(ends, weights=[1 - t, t]), (x[1400:],)) for t in path]
     losses = [nn.functional.cross_entropy(logits, y[1400:]).item() for logits in calls]
-    axis.plot(path, losses, "o-", label=label)
+    axis.plot(path, losses, marker="o", label=label)
     print(f"{label}: {losses[0]:.2f} and {losses[-1]:.2f} at the ends, {max(losses):.2f} at most")
 axis.set(title="Loss between two networks", xlabel="share of the second", ylabel="test loss"), axis.legend(), plt.show()

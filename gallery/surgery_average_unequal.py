@@ -24,7 +24,7 @@ for _ in range(8):
     surgery.load(net, surgery.average(models, plans, fallback=net))
     for name, model in zip(("width 1/4", "width 1/2", "width 1", "their mean"), [*models, net]):
         accuracy.setdefault(name, []).append(100 * (model(x[1440:]).argmax(1) == y[1440:]).float().mean().item())
-for (name, values), style in zip(accuracy.items(), ("C0--", "C1--", "C2--", "k-")):
+for name, values in accuracy.items():
     print(f"{name}: {values[-1]:.1f} %")
-    plt.plot(range(1, 9), values, style, label=name)
+    plt.plot(range(1, 9), values, lw=3 if "mean" in name else 1.5, label=name)
 plt.title("Unequal models"), plt.xlabel("round"), plt.ylabel("test accuracy, %"), plt.legend(), plt.show()

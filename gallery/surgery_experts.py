@@ -24,7 +24,7 @@ for _ in range(1000):
     optimizer.zero_grad(), (net(x) - (3 * x[:, 0]).sin()).square().mean().backward(), optimizer.step()
 few = surgery.experts.keep(net, 4, scores=(shares := surgery.experts.frequency(net, [x])))[0]
 for label, one in {"8": net, "4 kept": few, "8 merged to 4": surgery.experts.merge(net, 4, scores=shares)[0]}.items():
-    plt.plot(x[:, 0], one(x).detach(), "--" if "kept" in label else "-", label=label)
+    plt.plot(x[:, 0], one(x).detach(), label=label)
     print(f"{label} experts: loss {(one(x) - (3 * x[:, 0]).sin()).square().mean().item():.3f}")
 plt.ylim(-1.5, 2.3), plt.legend(title="experts", ncols=3), plt.title("A curve, with fewer experts"), plt.xlabel("x")
 plt.show()

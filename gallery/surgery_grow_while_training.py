@@ -26,5 +26,5 @@ for step in range(90):
     losses.append(torch.nn.functional.cross_entropy(net(x[batch]), y[batch]))
     losses[-1].backward(), optimizer.step(), optimizer.zero_grad()
 plt.figure(figsize=(6, 4), layout="constrained").gca().plot(torch.stack(losses).detach())
-plt.axvline(30, color="C1", label="twice as wide"), plt.axvline(60, color="C2", label="three blocks a section")
+plt.axvline(30, color="C1", ls="--", label="wider"), plt.axvline(60, color="C2", ls=":", label="deeper")
 plt.title("A network grows"), plt.xlabel("training step"), plt.ylabel("training loss"), plt.legend(), plt.show()

@@ -26,5 +26,5 @@ for by, given in needs.items():
     small = {r: surgery.narrow(net, r / 100, x[:1], scores=scores)[0] for r in range(10, 101, 10)}
     right = [100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for model in small.values()]
     print(f"{by:10} {right[4]:.1f} % at half the width")
-    axis.plot(list(small), right, "o-", label="first positions" if by == "first" else by)
+    axis.plot(list(small), right, marker="o", label="first positions" if by == "first" else by)
 axis.set(title="Cut, not fine-tuned", xlabel="width left, %", ylabel="test accuracy, %"), axis.legend(), plt.show()

@@ -20,7 +20,7 @@ figure, axes = plt.subplots(1, 2, figsize=(7, 3.6), layout="constrained", sharey
 for axis, title, stack in zip(axes, ("as they are", "matched"), (models, scaled)):
     for k, state in enumerate(surgery.unstack(stack)):
         norms = [torch.cat([state[name].flatten() for name in layer.tensors]).norm() for layer in layers]
-        axis.plot([layer.name for layer in layers], norms, "o-", label=f"model {k}")
+        axis.plot([layer.name for layer in layers], norms, marker="o", label=f"model {k}")
     axis.set(title=title, xlabel="layer"), axis.tick_params(axis="x", rotation=45)
 axes[0].set_ylabel("norm")
 axes[0].legend()

@@ -27,4 +27,4 @@ found |= {"slerp": merging.slerp(trained[1:]), "ties": merging.ties(trained[1:],
 right = [100 * (load(net, one)(x[1300:]).argmax(1) == y[1300:]).float().mean().item() for one in found.values()]
 print({name: f"{share:.1f} %" for name, share in zip(found, right)})
 plt.bar_label(plt.bar(list(found), right, color=["0.6", "0.6", "0.6", "C0", "C0"]), fmt="%.0f")
-plt.title("Two fine-tuned models, merged"), plt.ylabel("test accuracy on all digits, %"), plt.show()
+plt.title("Two fine-tuned models, merged"), plt.ylabel("test accuracy on all digits, %"), plt.ylim(0, 100), plt.show()

@@ -26,5 +26,5 @@ figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for label, model in {"best first": best_first, "as trained": net, "at random": mixed}.items():
     small = [surgery.narrow(model, rate / 100, x[:2])[0] for rate in range(5, 101, 5)]
     right = [100 * (one(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for one in small]
-    axis.plot(range(5, 101, 5), right, "o-", label=label)
+    axis.plot(range(5, 101, 5), right, marker="o", label=label)
 axis.set(title="The first positions alone", xlabel="width, %", ylabel="test accuracy, %"), axis.legend(), plt.show()

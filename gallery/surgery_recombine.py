@@ -18,7 +18,7 @@ for axis, fraction in zip(axes, (1, 0, 1 / 3)):
     swaps = surgery.permutations(len(pieces), k=5, generator=draw)
     mixed = models if fraction == 1 else surgery.shuffle(models, segments=pieces, permutations=swaps)
     owner = [mixed[block.tensors[0]].flatten(1)[:, 0].tolist() for block in blocks]
-    axis.pcolormesh(range(1, 6), range(len(blocks)), owner, cmap="Set2", shading="nearest", edgecolors="white", lw=2)
+    axis.pcolormesh(range(1, 6), range(len(blocks)), owner, cmap="viridis", shading="nearest", edgecolors="white", lw=2)
     axis.set(title={1: "before", 0: "block by block"}.get(fraction, "in thirds"), xlabel="model")
 axes[0].set_yticks(range(len(blocks)), [block.name for block in blocks])
 axes[0].invert_yaxis()

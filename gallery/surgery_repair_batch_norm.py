@@ -26,5 +26,5 @@ for share in path:
         values.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 print({name: f"{min(values):.1f} % at least" for name, values in found.items()})
-[axis.plot(path, values, "o-", label=name) for name, values in found.items()]
+[axis.plot(path, values, marker="o", label=name) for name, values in found.items()]
 axis.set(title="Between two networks", xlabel="share of the second", ylabel="accuracy, %"), axis.legend(), plt.show()

@@ -26,5 +26,5 @@ for step in range(51):
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, values in found.items():
     print(f"{name}: {values[0]:.2f} at first, {values[-1]:.2f} in the end")
-    axis.plot(range(0, 51, 5), values, "o-", label=name)
+    axis.plot(range(0, 51, 5), values, marker="o", label=name)
 axis.set(title="Copies of blocks move apart", xlabel="training step", ylabel="distance"), axis.legend(), plt.show()

@@ -24,7 +24,7 @@ torch.manual_seed(0)
 net, x = nn.Sequential(nn.Linear(4, 8), *(Refine() for _ in range(6)), nn.Linear(8, 2)), torch.randn(200, 4)
 print(surgery.sections(net))
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for keep in (6, 5, 3, 1):
-    small, _ = surgery.ungraft(net, keep=[keep], example=x[:2])
-    axis.scatter(net(x)[:, 0].tolist(), small(x)[:, 0].tolist(), s=9, label=f"{keep} blocks")
+for keep, marker in zip((6, 5, 3, 1), "os^x"):
+    y = surgery.ungraft(net, keep=[keep], example=x[:2])[0](x)
+    axis.scatter(*torch.stack([net(x), y])[..., 0].tolist(), 12, marker=marker, label=f"{keep} block{'s' * (keep > 1)}")
 axis.set(title="Outputs with fewer blocks", xlabel="output of six blocks", ylabel="output"), axis.legend(), plt.show()

@@ -15,7 +15,7 @@ net, image = timm.create_model("resnet18", num_classes=10).eval(), torch.randn(1
 limits = {"parameters": 4_000_000, "macs": 300e6}
 targets = {"parameters": {"parameters": 4_000_000}, "operations": {"macs": 300e6}, "both": limits}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for name, target in {"full": None, **targets}.items():
+for marker, (name, target) in zip("os^D", {"full": None, **targets}.items()):
     asked = surgery.pruning.Target(**target) if target else None
     small = surgery.pruning.prune(net, target=asked, importance="l2", example=image).model if asked else net
     parameters = sum(p.numel() for p in small.parameters()) / 1e6
@@ -23,7 +23,7 @@ for name, target in {"full": None, **targets}.items():
         small(image)
     macs = counter.get_total_flops() / 2e6
     print(f"{name}: {parameters:.2f} M parameters, {macs:.0f} M operations")
-    axis.plot(parameters, macs, "o", fillstyle="none", markersize=14 if name == "both" else 8, label=name)
+    axis.plot(parameters, macs, marker, fillstyle="none", markersize=14 if name == "both" else 8, label=name)
 axis.axvspan(0, 4, ymax=300 / 700, alpha=0.15)
 axis.set(title="A ResNet-18, pruned to limits", xlabel="parameters, M", ylabel="operations, M", ylim=(0, 700), xlim=0)
 axis.legend(), plt.show()

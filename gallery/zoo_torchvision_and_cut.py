@@ -23,7 +23,7 @@ for depth in (2, 1):
         cut, plan = surgery.narrow(shallow, like=small.build())
         assert cut.eval()(image).shape == (2, 1000)
         points.append((small.count().parameters / 1e6, small.count().macs / 1e9))
-    axis.plot(*zip(*points), "o-", label=f"{depth} block{'s' * (depth > 1)} a section, widths 1/4 to 1")
+    axis.plot(*zip(*points), marker="o", label=f"{depth} block{'s' * (depth > 1)} a section, widths 1/4 to 1")
 axis.set(title="Cut out of a ResNet-18", xlabel="parameters, millions", ylabel="MACs, billions")
 axis.legend()
 plt.show()

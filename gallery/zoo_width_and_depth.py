@@ -25,6 +25,6 @@ for depth in (1, 2, 3):
         sizes.append(spec.count().parameters / 1000)
         right.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
     print(f"depth {depth}: {right[-1]:.1f} % at the largest width")
-    axis.plot(sizes, right, "o-", label=f"depth {depth}, widths 1/8 to 1/2")
+    axis.plot(sizes, right, marker="o", label=f"depth {depth}, widths 1/8 to 1/2")
 axis.set(title="Sizes of a ResNet", xlabel="parameters, thousands", ylabel="test accuracy, %")
 axis.legend(), plt.show()

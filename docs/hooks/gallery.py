@@ -27,6 +27,9 @@ GROUPS = {"surgery": "Surgery", "zoo": "Models", "fl": "Federated"}
 """From a package, with which a script's name begins, to its heading."""
 _RUN = """\
 import os, runpy, sys, matplotlib, matplotlib.pyplot as plt
+from fl.figures.style import COLORS
+looks = {"color": COLORS, "linestyle": ["-", "--", ":", "-."] * 2}  # lines differ without colours, too
+plt.rcParams.update({"axes.prop_cycle": plt.cycler(**looks), "figure.constrained_layout.use": True})
 for number, name in (1, "output"), (2, "errors"):
     os.dup2(os.open(f"{folder}/{name}.txt", os.O_WRONLY | os.O_CREAT), number)
 os.chdir(here)
@@ -45,6 +48,8 @@ for axes in figure.axes:
     axes.set(title=axes.get_title() * (len(figure.axes) > 1), xlabel="", ylabel="")
     axes.title.set_fontsize(7)
     axes.tick_params(labelsize=7)
+    if isinstance(axes.xaxis.get_major_locator(), matplotlib.ticker.AutoLocator):
+        axes.locator_params("x", steps=[1, 2, 5, 10])
     if len(figure.axes) > 2:
         axes.tick_params(labelbottom=False, labelleft=False, labelright=False)
 plt.savefig(f"{folder}/picture-small.png", dpi=150)
@@ -136,7 +141,8 @@ def _run(script: Path, folder: Path) -> str:
 def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str], dict[str, Path]]:
     """The text of each page, and the pictures, by their names in the site."""
     folders, texts, files = results(scripts, cache), {}, {}
-    index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made.\n"
+    index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made;\n"
+    index += "colours and dashes are the site's own.\n"
     index += "Try one in an empty folder: runs are never overwritten.\n"
     for group, its in itertools.groupby(entries(scripts), key=lambda entry: entry.group):
         index += f'\n## {group}\n\n<div class="gallery" markdown="1">\n'
