@@ -21,7 +21,7 @@ figure, axes = plt.subplots(3, 6, figsize=(7, 4.2), layout="constrained")
 for axis, k in zip(axes.flat, range(18)):
     axis.imshow(images[k, 0], cmap="gray_r")
     wrong = found[k] != labels[k]
-    axis.set_title(f"{found[k]}{', no' * wrong} ({sure[k]:.0%})", fontsize=9, color="red" if wrong else "black")
+    axis.set_title(f"{found[k]}{'!' * wrong} ({sure[k]:.0%})", fontsize=9, color="red" if wrong else "black")
     axis.axis("off")
-figure.suptitle("What the exported model sees, and how sure it is")
+figure.suptitle("What the exported model sees (red and !: wrong)")
 plt.show()
