@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
             else:
                 failed = _run_several(experiment, folder, resume, dataset)
         if not current().rank:
-            print(advice(experiment, folder))
+            print(advice(experiment, folder, request.recipe, request.start))
         ended.code = int(failed)
     return ended.code
 

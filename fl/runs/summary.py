@@ -106,7 +106,9 @@ def describe(summary: dict) -> str:
     more = ""
     judged = [name for name in summary["best"] if name not in ("round", score)]
     top = (
-        f"best{f' by {judged[0]}' if judged else ''} {best[score]} in round {best['round']}" if best else "none is best"
+        f"best {best[score]} in round {best['round']}{f' (by {judged[0]})' if judged else ''}"
+        if best
+        else "none is best"
     )
     if f"local_test_{score}" in chosen:
         which = f", the best by {judged[0]}" if judged else ""
@@ -130,9 +132,14 @@ def describe(summary: dict) -> str:
     )
 
 
-def advice(experiment: Experiment, folder: Path) -> str:
-    """Write where the results lie and what to try next."""
+def advice(experiment: Experiment, folder: Path, recipe: str = "", start: Experiment = Experiment()) -> str:
+    """Write where the results lie and what to try next.
+
+    Args:
+        recipe: its name, "" without one. start: its settings, or the defaults.
+    """
     where, runs = shlex.quote(str(folder)), experiment.runs()
+    again = f"{program('run')} {recipe}".rstrip()
     config = runs[0]
     several = len(runs) > 1
     lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
@@ -142,14 +149,18 @@ def advice(experiment: Experiment, folder: Path) -> str:
         left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
         lines["resume"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
-    if not several and ALGORITHMS[config.method.name].clients != "heterogeneous" and (others := _comparison(config)):
-        lines["compare"] = others
-    lines["settings"] = f"{program('run')} --help"
+    if (
+        not several
+        and ALGORITHMS[config.method.name].clients != "heterogeneous"
+        and (others := _comparison(config, start))
+    ):
+        lines["compare"] = f"{again} {others}"
+    lines["settings"] = f"{again} --help"
     return "\n" + "\n".join(f"{label:10}{text}" for label, text in lines.items())
 
 
-def _comparison(config: Config) -> str:
-    """Write the command that compares other methods, with more seeds; "" if none can."""
+def _comparison(config: Config, start: Experiment) -> str:
+    """Write the flags that compare other methods, with more seeds; "" if none can."""
     method, rivals = config.method.name, ("fedavg", "fedprox")
     methods = (*rivals, *(Experiment().algorithms if method in rivals else (method,)))
     others = replace(Experiment.alone(config), algorithms=methods, seeds=(0, 1, 2))
@@ -157,12 +168,14 @@ def _comparison(config: Config) -> str:
         others.check()
     except FLError:
         return ""
+    usual = start.replace(algorithms=(method,)).runs()[0]
     changed = [
-        setting for setting in config.list_changed() if not setting.unread and setting.name not in ("algorithm", "seed")
+        setting
+        for setting in config.list_changed(usual)
+        if not setting.unread and setting.name not in ("algorithm", "seed")
     ]
     paths = (SOURCES.get(name, name) for name in methods)
-    start = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
-    return " ".join(start + words(changed))
+    return " ".join(["--algorithm", ",".join(paths), "--seeds", "0,1,2", *words(changed)])
 
 
 def words(settings: Iterable[Setting]) -> list[str]:

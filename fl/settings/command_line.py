@@ -30,12 +30,15 @@ class Request:
         experiment: the runs.
         out, name: where the folder of the runs is made, and its name; None: one that the settings make.
         resume: the folder in which they resume.
+        recipe, start: the recipe's name, "" without one, and the settings that the flags change.
     """
 
     experiment: Experiment
     out: str = Command.out
     name: str | None = None
     resume: Path | None = None
+    recipe: str = ""
+    start: Experiment = Experiment()
 
     def one_run(self) -> Config:
         """Return the settings of the run. Raises FLError if there are several."""
@@ -54,19 +57,18 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
     Raises:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
     """
-    start, recipe = Experiment(), argv and not argv[0].startswith("-")
+    start, recipe = Experiment(), argv.pop(0) if argv and not argv[0].startswith("-") else ""
     about = "Simulate federated learning; without flags FedMR on handwritten digits."
     if recipe:
-        name = argv.pop(0)
-        if name not in recipes:
-            near = difflib.get_close_matches(name, recipes, n=1)
+        if recipe not in recipes:
+            near = difflib.get_close_matches(recipe, recipes, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise FLError(
-                f"unknown recipe {name!r}: {hint}there are {', '.join(recipes)}; the papers' are in a checkout, "
+                f"unknown recipe {recipe!r}: {hint}there are {', '.join(recipes)}; the papers' are in a checkout, "
                 "`python -m benchmarks.papers NAME`",
                 code="name",
             )
-        start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
+        start, about = recipes[recipe](), f"{about}\n\n{describe_recipe(recipes[recipe])}"
     if is_asked(argv):
         settings_page(argv, start, about, {} if recipe else recipes)
     flags = {flag_in(word) for word in argv}
@@ -91,7 +93,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
     if file is not None:
         _warn_of_unread(file, start, experiment)
     experiment = experiment.as_read().with_validation("local-valid" in flags)
-    return Request(experiment, values.out, values.name)
+    return Request(experiment, values.out, values.name, recipe=recipe, start=start if recipe else Experiment())
 
 
 def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], folder: Path) -> None:

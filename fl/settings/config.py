@@ -213,9 +213,10 @@ class Config:
             )
         return ""
 
-    def list_changed(self) -> list[Setting]:
-        """List the settings whose values differ from the defaults of the method."""
-        usual = {setting.flag: setting.value for setting in Config().replace(algorithm=self.method.name).settings()}
+    def list_changed(self, start: "Config | None" = None) -> list[Setting]:
+        """List the settings whose values differ from another run's, or from the defaults of the method."""
+        start = start or Config().replace(algorithm=self.method.name)
+        usual = {setting.flag: setting.value for setting in start.settings()}
         return [
             setting for setting in self.settings() if setting.value != usual.get(setting.flag, setting.field.default)
         ]

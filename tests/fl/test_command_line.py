@@ -82,15 +82,20 @@ def test_commands__are_called_as_the_user_called_them(capsys, monkeypatch):
         ("--algorithm ditto --ditto.lam 0.5 --lr-schedule step --lr-steps 0.5", "fedavg,fedprox,ditto"),
         ("--algorithm fedprox --fedprox.mu 0.5 --no-download --seeds 7", "fedavg,fedprox,fedmr"),
         ("text --text.length 32", "fedavg,fedprox,fedmr"),
+        ("cifar10 --algorithm fedmr --seeds 1 --participants 5 --optimizer adam", "fedavg,fedprox,fedmr"),
+        ("fedfa --algorithm fedavg --rounds 40 --norm default --no-masked-loss", "fedavg,fedprox,fedmr"),
         ("--algorithm heterofl", ""),
         ("--seeds 0,1", ""),
     ],
 )  # fmt: skip
 def test_command_line__the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
-    experiment = parse(shlex.split(flags)).experiment
-    found = [line for line in advice(experiment, Path("runs/a")).split("\n") if line.startswith("compare ")]
+    request = parse(shlex.split(flags))
+    experiment = request.experiment
+    lines = advice(experiment, Path("runs/a"), request.recipe, request.start).split("\n")
+    found = [line for line in lines if line.startswith("compare ")]
     assert len(found) == bool(methods)
     for line in found:
+        assert not request.recipe or line.startswith(f"compare   python -m fl.run {request.recipe} --algorithm ")
         proposed = parse(shlex.split(line.removeprefix("compare   python -m fl.run "))).experiment
         wanted = replace(experiment, algorithms=tuple(methods.split(",")), seeds=(0, 1, 2))
         assert proposed.runs() == wanted.runs()
