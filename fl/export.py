@@ -20,9 +20,9 @@ class Export:
     The model takes images normalised to [-1, 1], or tokens, as in training.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """a run folder"""
-    file: tyro.conf.Positional[Path]
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """the new file: .pt (a state dict) or .safetensors (the same); or a new folder: for transformers' from_pretrained,
     if the model came from it, or with --format peft for peft's"""
     format: Annotated[str | None, tyro.conf.arg(metavar="FORMAT")] = None

@@ -50,8 +50,8 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
         os.environ.pop("COLUMNS")
         if columns is not None:
             os.environ["COLUMNS"] = columns
-    declared = re.findall(r"^\W*(--.*)$", page.getvalue(), re.MULTILINE)
-    flags = {flag for line in declared for flag in re.findall(r"--([a-z][\w.-]*)", re.split(r" {2,}", line)[0])}
+    declared = re.findall(r"(?:^\W*|  )(--.*?)(?=  |$)", page.getvalue(), re.MULTILINE)  # a wide page has two columns
+    flags = {flag for forms in declared for flag in re.findall(r"--([a-z][\w.-]*)", forms)}
     for word in argv:
         flag = word.partition("=")[0].replace("_", "-").removeprefix("--")
         if word.startswith("--") and flag not in flags:
@@ -69,9 +69,10 @@ def _core(box: str) -> str:
     title = 2 if set(plain[1].strip()) == {"-"} else 1  # where the output is ASCII, a line is below it
     rows = [line[2:].rstrip() for line in plain[title:]]
     end = next((at for at, row in enumerate(rows) if re.fullmatch("[─-]+", row)), len(rows))
-    forms = [row.strip() for row in rows if re.match(r" {4}\S", row)]  # of arguments, as `--lr FLOAT>0`
-    if rows[0].startswith("Missing from "):
-        return f"missing: {', '.join(forms[:-1])}"
+    missing = rows[0].startswith("Missing from ")
+    forms = [row.strip() for row in rows[: end if missing else None] if re.match(r" {4}\S", row)]  # as `--lr FLOAT>0`
+    if missing:
+        return f"missing: {', '.join(forms)}"
     text = " ".join(map(str.strip, rows[:end]))
     for pattern, shorter in _SHORTER.items():
         text = re.sub(pattern, shorter, text)

@@ -120,7 +120,9 @@ def read(file: str | Path) -> dict[str, Tensor]:
         reason = "is damaged, or holds other objects than tensors, which could run code"
         raise ZooError(f"{file} {reason}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
-        raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}", code="file") from None
+        damaged = "it is damaged, cut short or another kind of file; fetch or save it again"
+        why = first_line(error).rstrip(".") if isinstance(error, OSError) else damaged
+        raise ZooError(f"{file} cannot be read as weights: {why}", code="file") from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.plugins import find, is_path
+from fl.base.settings import choice
 from fl.data.arrays import UNSCORED
 from surgery.transfer import double
 
@@ -156,10 +157,7 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
             )
         return _check_custom(name, find("loss", name), whole=task == "segmentation")
     chosen = _DEFAULTS[task] if name == DEFAULT else name
-    if chosen not in NAMES:
-        raise FLError(
-            f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own", code="name"
-        )
+    choice("--loss", [chosen], NAMES, "FUNCTION")
     if task not in NAMES[chosen]:
         able = ", ".join(other for other, its in NAMES.items() if task in its)
         raise FLError(

@@ -136,8 +136,9 @@ def method_of(name: str) -> Callable[..., Any]:
     methods = {**merging.METHODS, **_MEASURED}
     if name not in methods:
         near = difflib.get_close_matches(name, methods, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(methods)}"
-        raise SurgeryError(f"unknown method {name!r}: {hint}, or give one of your own, MODULE:FUNCTION", code="name")
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        every = f"there are {', '.join(methods)}; your own: MODULE:FUNCTION"
+        raise SurgeryError(f"unknown method {name!r}: {hint}{every}", code="name")
     return methods[name]
 
 

@@ -225,31 +225,29 @@ def check_models(
         )
     if not models:
         raise SurgeryError("there are no models to merge: give at least one", code="argument")
-    called = {f"model {k}": model for k, model in enumerate(models)} | ({} if base is None else {"the base": base})
-    states = {
-        label: model if isinstance(model, LazyState) else as_state(model, label) for label, model in called.items()
-    }
-    first = states["model 0"]
-    for label, values in states.items():
-        check_same(metas(first), metas(values), "model 0", label)
+    given = [(f"model {k}", model) for k, model in enumerate(models)] + ([] if base is None else [("the base", base)])
+    states = [model if isinstance(model, LazyState) else as_state(model, label) for label, model in given]
+    labels = [getattr(values, "label", "") or label for values, (label, _) in zip(states, given)]  # such as a file
+    first, first_label = states[0], labels[0]
+    for label, values in zip(labels, states):
+        check_same(metas(first), metas(values), first_label, label)
         for name in values:
             tensor, reference = pieces_of(values, name), pieces_of(first, name)
             if tensor.dtype.is_complex:
                 raise SurgeryError(f"{name!r} of {label} is {tensor.dtype}: try surgery.average", code="unsupported")
             if tensor.dtype.is_floating_point != reference.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {reference.dtype} in model 0, {tensor.dtype} in {label}: convert one",
+                    f"tensor {name!r} is {reference.dtype} in {first_label}, {tensor.dtype} in {label}: convert one",
                     code="mismatch",
                 )
             if tensor.device != reference.device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {reference.device} in model 0, {tensor.device} in {label}: move one",
+                    f"tensor {name!r} is on {reference.device} in {first_label}, {tensor.device} in {label}: move one",
                     code="mismatch",
                 )
             if tensor.device.type == "meta":
                 raise SurgeryError(f"tensor {name!r} of {label} is on the meta device: load it first", code="values")
-    base = states.pop("the base", None)
-    return [*states.values()], base
+    return states[: len(models)], None if base is None else states[-1]
 
 
 def require_base(base: Base | None) -> Base:
