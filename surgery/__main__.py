@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -87,17 +88,16 @@ def _postpone(command: Callable[P, T]) -> Callable[P, Callable[[], T]]:
 def lay_out(page: str) -> str:
     """Lay out a page of tyro as other commands' pages, with a colon behind headings.
 
-    >>> print(lay_out(" options\\n ------- \\n  --seed INT"))
+    >>> print(lay_out("usage: cut [-h] [OPTIONS] FILE\\n\\n options\\n ------- \\n  -h, --help  show\\n  --seed INT"))
+    usage: cut FILE [--FLAG VALUE ...]
+    <BLANKLINE>
     options:
       --seed INT
     """
-    lines: list[str] = []
-    for line in map(str.rstrip, page.splitlines()):
-        if line.startswith(" ---"):
-            lines[-1] = f"{lines[-1].strip()}:"
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+    page = re.sub(r" \[-h\] \[OPTIONS\](.*)", r"\1 [--FLAG VALUE ...]", page, count=1)
+    page = re.sub(r"^  -h, --help .*\n", "", page, flags=re.MULTILINE)
+    page = re.sub(r"^ (?:positional )?(.+?) *\n -+ *$", r"\1:", page, flags=re.MULTILINE)
+    return "\n".join(map(str.rstrip, page.rstrip().splitlines()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ import difflib
 import inspect
 import json as json_format
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -47,14 +48,16 @@ class Parser(argparse.ArgumentParser):
             if value:
                 kind = {"metavar": value, "type": int if value == "INT" else str}
             arguments.add_argument(flag, help=text, **kind)
-        arguments.add_argument("-h", "--help", action="help", help="show this and exit")
+        arguments.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         """Raise a ZooError, which names the flag that may have been meant."""
         wrong = next((word.strip(":") for word in message.split() if word.startswith("--")), "")
         near = difflib.get_close_matches(wrong, [written.split()[0] for written in FLAGS], n=1)
-        hint = f"did you mean {near[0]}?" if near and near[0] != wrong else "--help lists the flags"
-        raise ZooError(f"{message}: {hint}", code="argument")
+        hint = f"did you mean {near[0]}?" if near and near[0] != wrong else "`python -m zoo --help` lists the flags"
+        message = re.sub("argument (.*): invalid int value: ('.*')", r"\1: \2 is not a whole number", message)
+        message = re.sub("argument (.*): expected one argument", r"\1 needs a value", message)
+        raise ZooError(f"{message.replace('unrecognized arguments:', 'unknown flag')}: {hint}", code="argument")
 
 
 def show(

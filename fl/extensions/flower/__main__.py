@@ -21,9 +21,10 @@ from fl.settings.command_line import parse
 
 _ABOUT = """Train with real clients on Flower (needs the extra `flower`).
 
-Without --only: partition the data set into a folder for each node, start a SuperLink and SuperNodes on this machine,
-with TLS and node authentication, train, and stop them. The run folder is the same as with `run`. All flags of `run` can
-be given as well; the flags of the data say what the nodes get.
+Without --only: partition the data set into a folder for each node, start a
+SuperLink and SuperNodes on this machine, with TLS and node authentication,
+train, and stop them. The run folder is the same as with `run`. All flags of
+`run` can be given as well; the flags of the data say what the nodes get.
 """
 
 
@@ -38,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    options, flags = _parser().parse_known_args(argv)
+    try:
+        options, flags = _parser().parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise FLError(f"{error}: see `python -m fl deploy --help`") from None
     if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
         raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
     request = parse([*flags, "--clients", str(options.nodes)])
@@ -106,19 +110,27 @@ def _main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    program = as_called("python -m fl deploy")
     parser = argparse.ArgumentParser(
-        prog=as_called("python -m fl deploy"), description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        usage=f"{program} [--FLAG VALUE ...]",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
     )
-    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="clients, each a SuperNode [3]")
-    parser.add_argument("--folder", metavar="FOLDER", help="of data, keys, logs and run [runs/deploy, or -2, ...]")
-    parser.add_argument("--quorum", type=int, default=1, metavar="N", help="clients of a round that must answer [1]")
-    parser.add_argument("--round-timeout", type=float, default=600, metavar="S", help="seconds to wait for them [600]")
-    parser.add_argument("--start-timeout", type=float, default=300, metavar="S", help="seconds to wait for nodes [300]")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads of a node [all, shared out]")
-    parser.add_argument(
-        "--only", choices=["data", "keys", "app"], help="write this part of what other machines need, and start nothing"
-    )
-    parser.add_argument("--host", action="append", metavar="NAME", help="with --only keys: the SuperLink's name")
+    add = parser.add_argument_group("arguments").add_argument
+    add("--nodes", type=int, default=3, metavar="INT", help="clients, each a SuperNode (default: 3)")
+    add("--folder", metavar="FOLDER", help="of data, keys, logs and run [runs/deploy, or -2, ...]")
+    add("--quorum", type=int, default=1, metavar="INT", help="clients of a round that must answer (default: 1)")
+    for name, default, purpose in (("round", 600, "them"), ("start", 300, "nodes")):
+        text = f"seconds to wait for {purpose} (default: {default})"
+        add(f"--{name}-timeout", type=float, default=default, metavar="SECONDS", help=text)
+    add("--threads", type=int, default=0, metavar="INT", help="CPU threads of a node [all, shared out]")
+    only = ["data", "keys", "app"]
+    add("--only", choices=only, help="write this part of what other machines need, and start nothing")
+    add("--host", action="append", metavar="NAME", help="with --only keys: the SuperLink's name")
+    add("-h", "--help", action="help", help=argparse.SUPPRESS)
     return parser
 
 
