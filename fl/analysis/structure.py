@@ -159,10 +159,11 @@ def agreement(structure: Structure) -> list[Agreement]:
 def describe(structure: Structure) -> str:
     """Make a table of levels: models in use, clients with one, adjusted Rand indices."""
     levels = f"{structure.trained} of {len(structure.levels)} levels trained, {structure.clients} clients"
-    columns = [f"ARI of {len(set(level))}" for level in structure.truth]  # clusters of the truth
-    lines = [["level", "models in use", "clients", *columns, "best"]]
+    columns = [f"ARI, {len(set(level))} true groups" for level in structure.truth]
+    lines = [["level", "models in use", "clients with one", *columns, "best ARI"]]
     for number, row in enumerate(agreement(structure), 1):
-        level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
+        level = f"{row.level} models" if row.level.isdecimal() else row.level
+        level = level if row.level == "pathway" else f"{number}: {level}"
         indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
         lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
     table = align_columns(lines)

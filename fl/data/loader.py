@@ -96,7 +96,7 @@ class DataFiles:
             return
         failure, cause = "; download is off" if fetch else "", None
         if fetch and download:
-            _log.warning("%s is downloaded into %s", self.title, self.root)
+            _log.warning("downloading %s into %s", self.title, self.root)
             try:
                 fetch()
                 return
