@@ -68,7 +68,7 @@ def test_main__models_that_do_not_take_a_flag_are_left_out(capsys):
         (["--width", "1,,1"], "--width '1,,1' is no list of numbers"),
         (["--depth", "2,"], "--depth '2,' is no list of whole numbers"),
         (["--depth", "1.5"], "--depth '1.5' is no list of whole numbers"),
-        (["--num-classes", "ten"], "--num-classes: invalid int value: 'ten'"),
+        (["--num-classes", "ten"], "--num-classes: 'ten' is not a whole number"),
         (["--witdh", "1"], "did you mean --width?"),
         (["--wid", "1"], "--wid"),
     ],

@@ -126,7 +126,7 @@ def test_merge__what_cannot_be_done_is_one_line(files, capsys):
         (("merge", "slerp", a, a, "--set", "n:t=1", "--set", "n:t=0", *out), "--set n:t=0"),
         (("merge", "karcher", a, a, "--set", "x=2", *out), "--set x=2"),
         (("merge", "nearswap", a, "--base", a, *out), "--set t="),
-        (("merge", "linear", a, "small.safetensors", *out), "model 1"),
+        (("merge", "linear", a, "small.safetensors", *out), "small.safetensors"),
         (("merge", "linear", a, "--shard-size", "five", "--out", "folder"), "--shard-size five"),
         (("average", *out), "models"),
         (("merge", "linear", a, "nan.safetensors", *out), "'head.b' of nan.safetensors"),
