@@ -91,8 +91,8 @@ def test_structure__agreement_of_levels_and_of_whole_pathways():
     assert [row.level for row in agreement(make(trained=1))] == ["global"]
     head, names, *lines = describe(make()).splitlines()
     assert head == "femam, seed 3: 5 of 5 levels trained, 6 clients"
-    assert names.split()[-6:] == ["of", "2", "ARI", "of", "3", "best"]
-    assert lines[1].split() == ["2", "of", "5", "2", "83%", "1.00", "0.55", "1.00"]
+    assert names.split()[-10:] == ["ARI,", "2", "true", "groups", "ARI,", "3", "true", "groups", "best", "ARI"]
+    assert lines[1].split() == ["2:", "5", "models", "2", "83%", "1.00", "0.55", "1.00"]
     assert len(set(map(len, [names, *lines]))) == 1
 
 
