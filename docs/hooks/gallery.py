@@ -26,13 +26,14 @@ SECTION = "Gallery"  # the part of the navigation that these pages are put into
 GROUPS = {"surgery": "Surgery", "zoo": "Models", "fl": "Federated"}
 """From a package, with which a script's name begins, to its heading."""
 _RUN = """\
-import os, runpy, sys, matplotlib, matplotlib.pyplot as plt
+import os, runpy, sys, matplotlib, matplotlib.pyplot as plt, torch
 from fl.figures.style import COLORS
 looks = {"color": COLORS, "linestyle": ["-", "--", ":", "-."] * 2}  # lines differ without colours, too
 plt.rcParams.update({"axes.prop_cycle": plt.cycler(**looks), "figure.constrained_layout.use": True})
 for number, name in (1, "output"), (2, "errors"):
     os.dup2(os.open(f"{folder}/{name}.txt", os.O_WRONLY | os.O_CREAT), number)
 os.chdir(here)
+torch.manual_seed(0)  # a model of the script's own is the same each time
 sys.argv[:] = [script]
 runpy.run_path(script, run_name="__main__")
 if not plt.get_fignums():
@@ -142,7 +143,7 @@ def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str],
     """The text of each page, and the pictures, by their names in the site."""
     folders, texts, files = results(scripts, cache), {}, {}
     index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made;\n"
-    index += "colours and dashes are the site's own.\n"
+    index += "colours, dashes and the seed of torch are the site's own.\n"
     index += "Try one in an empty folder: runs are never overwritten.\n"
     for group, its in itertools.groupby(entries(scripts), key=lambda entry: entry.group):
         index += f'\n## {group}\n\n<div class="gallery" markdown="1">\n'

@@ -28,6 +28,10 @@ _log = logging.getLogger("fl")
 
 def read_saved(folder: Path) -> dict[str, Any]:
     """Map the arrays of a folder into memory, unread, see `Dataset.from_folder`."""
+    if not folder.is_dir():
+        raise FLError(
+            f"there is no folder {folder}: give one with x.npy, y.npy, test_x.npy and test_y.npy", code="file"
+        )
     needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners", "valid")
     if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
         way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"

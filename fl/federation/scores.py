@@ -5,6 +5,7 @@ them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorer
 import scikit-learn, which takes seconds.
 """
 
+import difflib
 import logging
 import math
 import numbers
@@ -222,8 +223,10 @@ def metric(name: str, data: Dataset) -> Metric:
 
     if name not in get_scorer_names():
         known = ", ".join(_PER_CLASS)
+        near = difflib.get_close_matches(name, [*_PER_CLASS, *get_scorer_names()], n=1)
+        hint = "".join(f"did you mean {match}? " for match in near)
         raise FLError(
-            f"unknown --metrics {name!r}: there are {known}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
+            f"unknown --metrics {name!r}: {hint}there are {known}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
             "balanced_accuracy, ...; sklearn.metrics.get_scorer_names()), and module:function of your own",
             code="name",
         )
