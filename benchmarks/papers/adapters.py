@@ -77,7 +77,7 @@ def cells() -> Iterator[Cell]:
                 experiment = experiment.replace(femam=levels)
             lines.append(Arm(f"{folder}/{name}", experiment))
         yield Cell(
-            folder, OWN, f"adapters of {said} on a small Vision Transformer trained on CIFAR-100, for 1,000 images of "
+            folder, OWN, f"adapters of {said} on a small Vision Transformer, from CIFAR-100 to 1,000 images of "
             "CIFAR-10; 10 clients, 5 a round", tuple(lines),
             tuple(Comparison(what, name, "first", methods, larger=name.startswith("last"))
                   for name, what in _MEASURES.items()),
@@ -95,8 +95,8 @@ def _text() -> Cell:
         lines.append(Arm(f"{folder}/{name}", experiment))
     names = tuple(line.name for line in lines)
     return Cell(
-        folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes trained on Python's documentation, for "
-        "the lines of 10 of Shakespeare's characters, 5 a round; base is the model before training", tuple(lines),
+        folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes, from Python's documentation to the "
+        "lines of 10 of Shakespeare's characters, 5 a round; base is the model before training", tuple(lines),
         (Comparison("perplexity of a byte on the common test lines, last round (fedsa_lora: of the mean of "
                     "clients' models)", "perplexity", "first", names, larger=False),
          *(Comparison(what, name, "first", TUNED if name.startswith("kilo") else names, larger=name == "last_local")

@@ -38,10 +38,9 @@ _RULES = """## How to read the tables
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper shows an image and no number |
 
-A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. Rivals that diverged are
-left out of a verdict: no method beats them. A claim has the worst verdict of its cells. "4 of 27 cells": 4 of its 27
-cells were run. `other settings` (`smaller`) have smaller data, models or rounds than the paper. They count for a claim
-only while none of the paper's own cells was run.
+A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. No method beats a rival that
+diverged. A claim has the worst verdict of its cells. `other settings` (`smaller`) have smaller data, models or rounds
+than the paper, and count only while none of the paper's own cells was run.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -58,18 +57,14 @@ _IN_WORDS = "in words"
 _COLOURS = {"reproduced": "✓", "ordering reproduced": "≈", "not reproduced": "✗"}
 _LEGEND = {
     "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
-    "femam": "FeMAM is compared with its best rival that did not diverge. Local numbers are on the clients' own "
-    "test data. The index is the adjusted Rand index of the best level against the planted clusters.",
-    "fedfa": "The paper shows numbers, networks and settings only as images. So our settings are guesses, and ranges "
-    "are from its text. Attackers enlarge their updates lambda times: 20 times in the paper, 20 or 5 times here. A "
-    "ratio of drops says little where an attack leaves both methods at chance.",
-    "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict one "
-    "another.",
-    "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits. FedDyn's regulariser "
-    "is left out here.",
-    "adapters": "[Aggregators of adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side; the base "
-    "is trained first. `fedit` is `fedavg`; `ffa_lora` trains B alone; `heterofl_weighted` counts clients by their "
-    "samples. Traffic is in [papers.csv](papers.csv).",
+    "femam": "The rival is the best that did not diverge. Local: on clients' own test data. Index: the adjusted Rand "
+    "index of the best level against the planted clusters.",
+    "fedfa": "The paper shows numbers, networks and settings only as images: our settings are guesses, its ranges are "
+    "from the text. Attackers enlarge their updates 20 times in the paper, 20 or 5 times here.",
+    "heterofl": "The numbers of Flower's baseline, one run each.",
+    "depthfl": "The numbers of Flower's baseline, one run each, for the mean of all exits.",
+    "adapters": "[Aggregators of adapters](../guides/finetune.md#how-adapters-are-aggregated): `fedit` is `fedavg`, "
+    "`ffa_lora` trains B alone, `heterofl_weighted` counts clients by their samples.",
 }  # fmt: skip
 _SHORT = {
     "accuracy on the clients' own test data": "local accuracy",
