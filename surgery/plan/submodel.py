@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -466,6 +467,9 @@ class Plan:
         lines = [f"  {name:{width}}  {full:{wide}} -> {small}" for name, full, small in shown]
         more = [f"  ... and {len(rows) - _ROWS} more, which describe() lists"] if len(rows) > _ROWS else []
         return "\n".join([repr(self), *lines, *more])
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="overflow-x: auto">{escape(str(self))}</pre>'
 
     def describe(self) -> str:
         """List the small model's tensors with their places in the full one, and edits.

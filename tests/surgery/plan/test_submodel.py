@@ -504,6 +504,11 @@ def test_submodel__printing_names_tensors_sources_and_edits():
     ]
 
 
+def test_submodel__a_notebook_shows_the_table():
+    plan = Plan({"a<b": (Source("a<b", (((0, 2),), None)),)}, {"a<b": (4, 2)})
+    assert "a&lt;b  [4, 2] -&gt; [2, 2]" in plan._repr_html_()
+
+
 @pytest.mark.parametrize(("n", "lines"), [(0, 1), (1, 2), (12, 13), (13, 14), (40, 14)])
 def test_submodel__a_long_table_is_cut(n, lines):
     plan = Plan({f"w{i}": (Source(f"w{i}", (None,)),) for i in range(n)}, {f"w{i}": (3,) for i in range(n)})
