@@ -621,6 +621,7 @@ def test_docs__launches_before_and_after(monkeypatch):
     ("page", "setting"),
     [
         ("README.md", "dirichlet0.5"),
+        ("README.md", "dirichlet0.1"),
         ("docs/results/index.md", "dirichlet0.5"),
         ("docs/results/index.md", "momentum0.5"),
     ],
@@ -630,7 +631,8 @@ def test_docs__fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluation
     for method in ("fedmr", "fedavg"):
         runs = sorted((RESULTS / "fashion-mnist-rivals" / setting).glob(f"{method}-seed*.csv"))
         rows = [[float(row["accuracy"]) for row in csv.DictReader(run.open()) if row["accuracy"]] for run in runs]
-        assert f"{100 * sum(sum(each[-10:]) / 10 for each in rows) / len(rows):.1f}%" in PAGES[page]
+        mean = 100 * sum(sum(each[-10:]) / 10 for each in rows) / len(rows)
+        assert f"{mean:.{2 if page == 'README.md' else 1}f}%" in PAGES[page]
 
 
 def test_docs__the_readmes_results_are_those_of_the_pages():
@@ -638,7 +640,7 @@ def test_docs__the_readmes_results_are_those_of_the_pages():
     rows = re.findall(r"^\| \[.*\]\((docs/results/\w+\.md)\) \|(.*)\|.*\|$", PAGES["README.md"], flags=re.MULTILINE)
     assert len(rows) == 6
     papers = PAGES["docs/results/papers.md"] + (ROOT / "docs/results/papers.csv").read_text()
-    rounded = {f"{float(number):.1f}" for number in re.findall(r"\d+\.\d+", papers)}
+    rounded = {f"{float(number):.{digits}f}" for number in re.findall(r"\d+\.\d+", papers) for digits in (1, 2)}
     for page, result in rows:
         for value in re.findall(r"\d+\.\d+|\b\d\d\b", result):
             assert value in PAGES[page] or value in PAGES["docs/results/index.md"], (page, value)

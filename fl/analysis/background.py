@@ -14,18 +14,21 @@ from fl.algorithms import SOURCES
 from fl.analysis.groups import RecordedRun
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.files import reading
+from fl.base.files import reading, write_text
 from fl.base.rng import Rng
 from fl.base.settings import write_value
-from fl.data import GIVEN
+from fl.data import GIVEN, Dataset
 from fl.partition import counts
 from fl.runs.folder import run_name
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE
+from fl.runs.state import RunState
 from fl.runs.summary import words
 from fl.settings import Experiment
 from fl.settings.data import DataSettings
 
+PARTITION = "partition.json"
+"""The file of a run folder that says who holds what, of data that were given from Python."""
 _NONE = "-"
 
 
@@ -99,13 +102,20 @@ def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[li
     configs = {label: runs[0].config for label, runs in groups.items()}
     read = {label: config.list_comparable() for label, config in configs.items()}
     names = dict.fromkeys(name for settings in read.values() for name in settings)
-    differ = [name for name in names if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
     changed = {
         setting.name: setting.value
         for config in configs.values()
         for setting in config.list_changed()
         if not setting.unread
     }
+    differ = [
+        name
+        for name in names
+        if len({settings.get(name, _NONE) for settings in read.values()}) > 1
+        and (
+            name in changed or all(name in settings for settings in read.values())
+        )  # no defaults of a method's options
+    ]
     alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
     rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
     return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
@@ -133,22 +143,28 @@ class Holdings(NamedTuple):
 
 def holdings(runs: Sequence[RecordedRun]) -> list[Holdings]:
     """Partition the data of runs as they did, once for all runs that share them."""
-    distinct = dict.fromkeys(
-        (run.config.data, run.config.execution.data_root, run.config.clients.number, run.config.seed) for run in runs
-    )
-    return [_holdings(*arguments) for arguments in distinct]
+    distinct: dict[tuple, tuple] = {}
+    for run in runs:
+        data, number = run.config.data, run.config.clients.number
+        arguments = data, run.config.execution.data_root, number, run.config.seed
+        distinct.setdefault((*arguments, run.own.get("dataset")), (*arguments, data.dataset == GIVEN and run.folder))
+    return [_holdings(*arguments) for arguments in distinct.values()]
 
 
 @lru_cache(maxsize=64)  # a page is written repeatedly while runs continue
-def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> Holdings:
+def _holdings(data: DataSettings, root: str | None, number: int, seed: int, folder: Path | bool = False) -> Holdings:
+    """Partition again, or read what the run's folder keeps of data that were given from Python."""
     title = f"{'custom data' if data.dataset == GIVEN else data.dataset}, {data.spread()}, seed {seed}"
     try:
-        if data.dataset == GIVEN:
-            raise FLError("the data were given from Python, and the run folder does not keep them", code="data")
-        dataset = data.load(root, download=False)
-        partition = data.deal(dataset, number, Rng(seed).numpy("partition"))
+        if folder:
+            return _read_holdings(title, folder / PARTITION)
+        return _count_holdings(title, data, data.load(root, download=False), number, seed)
     except FLError as error:
         return Holdings(title, np.zeros((0, 0)), missing=str(error))
+
+
+def _count_holdings(title: str, data: DataSettings, dataset: Dataset, number: int, seed: int) -> Holdings:
+    partition = data.deal(dataset, number, Rng(seed).numpy("partition"))
     counted = dataset.task == "classification" and not dataset.text
     labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
     clients = dataset.names_of_clients(partition.parts)
@@ -159,6 +175,23 @@ def _holdings(data: DataSettings, root: str | None, number: int, seed: int) -> H
         clients or [*map(str, range(number))],
         names if counted else ("samples",),
     )
+
+
+def leave_partition(run: RunState) -> None:
+    """Keep in the run's folder who holds how many samples of each class, of data that nobody can load again."""
+    config = run.config
+    if config.data.dataset == GIVEN and run.fed.transport.splits is None:
+        held = _count_holdings("", config.data, run.fed.data, config.clients.number, config.seed)
+        content = {"clients": [*held.clients], "classes": [*held.classes], "samples": held.table.tolist()}
+        write_text(run.folder / PARTITION, json.dumps(content))
+
+
+def _read_holdings(title: str, file: Path) -> Holdings:
+    if not file.exists():
+        raise FLError("the data were given from Python, and the run folder does not keep them", code="data")
+    with reading(file):
+        content = json.loads(file.read_text())
+        return Holdings(title, np.array(content["samples"]), content["clients"], content["classes"])
 
 
 def colour_share(count: float, most: float) -> float:

@@ -20,6 +20,7 @@ from fl.runs import checkpoint
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import check_intact
 from fl.runs.metrics import FILE, Row, best, find_judged, read, select_evaluated
+from fl.runs.summary import in_a_line
 from fl.settings import Config, Experiment
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
@@ -41,6 +42,14 @@ class RecordedRun:
     config: Config
     rows: list[Row]
     own: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def final(self) -> Row:
+        """The last row of a round that was evaluated; {} if there is none."""
+        return next(reversed(select_evaluated(self.rows)), {})
+
+    def __repr__(self) -> str:
+        return in_a_line(self.config.method.name, self.config.seed, self.final, self.folder)
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:

@@ -128,7 +128,8 @@ def train(
             order = _order(chosen.get(key), groups) if ruled else _admit(whole, chosen, rounds, moving)
         for name in order:
             try:
-                done = BACKENDS[name](whole)
+                with _as_many_threads_as_pay(groups, name):
+                    done = BACKENDS[name](whole)
                 break
             except (Refused, RuntimeError) as error:
                 # What the last one cannot do, no backend can. Full memory is no refusal (but of a backend that was
@@ -145,6 +146,28 @@ def train(
         result._replace(states={name: result.states[name] for name in starts})
         for result, (_, starts, _) in zip(done, groups)
     ]
+
+
+_TINY = 500_000  # operations of all clients in a step for each layer, see `fl.engine.work.work_of`
+
+
+@contextmanager
+def _as_many_threads_as_pay(groups: Sequence[Group], backend: str) -> Iterator[None]:
+    """Compute tiny steps in one thread.
+
+    Several threads would wait for each other longer than they compute, and for milliseconds where other programs run.
+    """
+    threads, work = torch.get_num_threads(), 0
+    if threads > 1 and backend != "workers" and groups[0][0].device.type == "cpu":
+        work = sum(len(job.batches.steps) * work_of(job) for job, _, _ in groups)
+    if not 0 < work <= _TINY:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -36,8 +36,10 @@ OnRound: TypeAlias = Callable[[Row], bool | None]
 
 # Imported on use: matplotlib takes 0.7 s to import, and a client on another machine starts for each message.
 def _draw_at_start(run: RunState) -> None:
+    from fl.analysis.background import leave_partition
     from fl.figures.coverage import leave_coverage
 
+    leave_partition(run)
     leave_coverage(run)
 
 

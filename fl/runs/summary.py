@@ -72,18 +72,22 @@ class Summary(dict):
         return read(self.folder / FILE)
 
     def __repr__(self) -> str:
-        head = f"{self['algorithm']}, seed {self['seed']}"
-        if not self.final:
-            return f"{head}: no round was evaluated ({self.folder})"
-        score = first_score(self.final)
-        value = columns([score])[score].text(self.final[score])
-        return f"{head}: {_WORDS[score]} {value} in round {self.final['round']} ({self.folder})"
+        return in_a_line(self["algorithm"], self["seed"], self.final, self.folder)
 
     def _repr_html_(self) -> str:
         picture = self.folder / "curves.png"
         data = b64encode(picture.read_bytes()).decode() if picture.exists() else ""
         image = f'<br><img alt="curves" style="max-width: 100%" src="data:image/png;base64,{data}">' if data else ""
         return f'<pre style="overflow-x: auto">{escape(repr(self))}</pre>{image}'
+
+
+def in_a_line(method: str, seed: int, final: Row, folder: Path) -> str:
+    """Describe a run by the last round that was evaluated, {} if there is none."""
+    if not final:
+        return f"{method}, seed {seed}: no round was evaluated ({folder})"
+    score = first_score(final)
+    value = columns([score])[score].text(final[score])
+    return f"{method}, seed {seed}: {_WORDS[score]} {value} in round {final['round']} ({folder})"
 
 
 def describe(summary: dict) -> str:

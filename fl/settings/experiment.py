@@ -38,7 +38,8 @@ class Experiment:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = self.algorithms if isinstance(self.algorithms, tuple | list) else (self.algorithms,)
+        names = self.algorithms.split(",") if isinstance(self.algorithms, str) else self.algorithms
+        names = names if isinstance(names, tuple | list) else (names,)
         seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
         object.__setattr__(self, "algorithms", tuple(map(method_named, names)))
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))

@@ -38,6 +38,10 @@ def linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
+def large():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.Linear(512, 3))
+
+
 def smooth():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -428,6 +432,23 @@ NORM = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3))
 def test_backends__models_that_cannot_be_trained_are_refused_by_name(make_federation, net, backend, settings, message):
     with pytest.raises(FLError, match=message):
         trained(make_federation(net, **settings), backend)
+
+
+@pytest.mark.parametrize(("net", "backend", "expected"), [(linear, "loop", 1), (linear, "vmap", 1), (large, "loop", 2)])
+def test_backends__tiny_steps_take_one_thread(make_federation, net, backend, expected):
+    seen, before = set(), torch.get_num_threads()
+
+    def objective(call, params, context, batch):
+        seen.add(torch.get_num_threads())
+        return cross_entropy(call, params, context, batch)
+
+    fed = make_federation(net(), backend=backend, batch_size=32)
+    torch.set_num_threads(2)
+    try:
+        fed.train(surgery.broadcast(fed.initial(), 2), [0, 1], Rng(0, 1), objective)
+        assert (seen, torch.get_num_threads()) == ({expected}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_backends__workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_federation, monkeypatch):

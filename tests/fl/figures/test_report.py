@@ -6,12 +6,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from fl import compare
+from fl import compare, simulate
 from fl.analysis.background import progress, write_command
 from fl.analysis.groups import find_runs, group, make_table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.data import Dataset
 from fl.figures.report import report
 from fl.partition import counts
 from fl.runs.metrics import Metrics
@@ -140,6 +143,27 @@ def test_report__the_partition_is_the_runs_own(tmp_path):
     assert [[int(cell or 0) for cell in row[1:-1]] for row in rows] == expected.tolist()
     assert [int(row[-1]) for row in rows] == expected.sum(1).tolist()
     assert len({hash(tuple(row)) for row in rows}) == 6
+
+
+def test_report__the_partition_of_data_that_were_given_from_python_is_that_of_the_run(tmp_path):
+    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    given = Dataset.from_arrays(x, y, x, y, names=["a", "b", "c"])
+    few = Config.of(algorithm="fedavg", clients=4, participants=2, rounds=1, partition="iid")
+    simulate(few, tmp_path / "run", dataset=given, model=nn.Linear(4, 3))
+    _, page, _ = made(tmp_path)
+    head, *rows = page.tables[-1]
+    expected = counts(few.data.deal(given, 4, Rng(0).numpy("partition")), given.y, 3)
+    assert head == ["client", "a", "b", "c", "all"]
+    assert [[int(cell or 0) for cell in row[1:-1]] for row in rows] == expected.tolist()
+
+
+def test_report__settings_of_one_method_alone_are_shown_where_they_are_not_the_defaults(tmp_path):
+    for at, options in enumerate(({"algorithm": "fedavg"}, {"algorithm": "fedprox", "fedprox": {"mu": 0.5}})):
+        leave(tmp_path / str(at), [0.5], rounds=1, **options)
+    leave(tmp_path / "2", [0.5], rounds=1, algorithm="fedmr")
+    _, page, _ = made(tmp_path)
+    differ = next(one for one in page.tables if one[0][:2] == ["setting", "fedavg"])
+    assert [row[0] for row in differ[1:]] == ["fedprox.mu"]
 
 
 def test_report__data_that_are_not_there_are_named(tmp_path):

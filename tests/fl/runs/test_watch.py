@@ -122,9 +122,8 @@ def test_watch__the_best_round_of_the_summary_is_the_one_whose_model_is_kept(tmp
     assert summary["best"]["round"] == checkpoint.read_header(folder)["best"] == best
     assert summary["best"].keys() == {"round", "accuracy", *filter(None, [column])}
     assert summary["selected"].get("round", best) == best
-    assert f"best{f' by {column}' if column else ''} {summary['best']['accuracy']:.2%} in round {best}\n" in describe(
-        summary
-    )
+    by = f" (by {column})" if column else ""
+    assert f"best {summary['best']['accuracy']:.2%} in round {best}{by}\n" in describe(summary)
 
 
 def undefined(outputs, targets):
