@@ -69,7 +69,8 @@ class Pruned(NamedTuple):
         first, second, third = (max(map(len, column)) for column in zip(*rows))
         return "\n".join(f"{a:{first}}  {b:>{second}}  {c:>{third}}".rstrip() for a, b, c in rows)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def prune(
