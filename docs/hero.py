@@ -32,7 +32,7 @@ def cut(axis: Axes) -> None:
     axis.bar(range(len(before)), before, width=1, color=PALE)
     axis.bar(range(len(after)), after, width=1, color=OURS)
     full, left = (sum(p.numel() for p in model.parameters()) / 1e6 for model in (net, small))
-    axis.set_title("Cut: any model by half")
+    axis.set_title("Cut by half")
     axis.text(0.04, 0.93, f"ResNet-50\n{full:.1f} → {left:.1f} M\nparameters", transform=axis.transAxes, va="top")
     axis.set_xticks([])
     axis.set_yticks([])
@@ -53,9 +53,11 @@ def prune(axis: Axes) -> None:
         points = [*((mean(m for m, _ in at), mean(a for _, a in at)) for at in shares.values()), (1, whole)]
         _line(axis, points, label=side, ls="-" if side == "surgery" else ":", **looks[side])
     axis.set_title("Prune and tune")
-    axis.set_xlabel("share of the MACs")
+    axis.set_xlabel("share of MACs")
     axis.set_ylabel("accuracy (%)")
-    axis.set_xticks([0.25, 0.5, 0.75, 1])
+    axis.set_xticks([0.25, 0.5, 1], ["¼", "½", "1"])
+    axis.set_ylim(bottom=84.2)  # room for the legend
+    axis.set_yticks([86, 88, 90])
 
 
 def recombine(axis: Axes) -> None:
@@ -69,7 +71,7 @@ def recombine(axis: Axes) -> None:
         points = [(round, mean(several)) for round, several in found.items()]
         _line(axis, points, label=name, color=color, ls=style, lw=2)
     axis.set_title("Train federated")
-    axis.set_xlabel("rounds (CIFAR-10)")
+    axis.set_xlabel("CIFAR-10, rounds")
     axis.set_ylabel("accuracy (%)")
 
 
@@ -81,10 +83,10 @@ def _line(axis: Axes, points: Iterable[tuple[float, float]], **looks) -> None:
 
 def main(file: str) -> None:
     plt.rcParams.update({"font.size": 14, "axes.titlesize": 15, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(7.2, 3.2), layout="constrained")
     for panel, axis in zip((cut, prune, recombine), axes):
         panel(axis)
-    figure.savefig(file, dpi=160)
+    figure.savefig(file, dpi=200)
 
 
 if __name__ == "__main__":
