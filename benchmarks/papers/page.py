@@ -143,18 +143,20 @@ def _claims(results: dict[str, Result]) -> str:
 
 def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     """The verdict on a claim and its reason: of the paper's own cells if any has been run whole, each of them judged in
-    the settings that come nearest; else of those in other settings.
+    the settings with the most methods, then in those that come nearest; else of those in other settings.
     """
     for smaller in (False, True):
-        rows: dict[str, list[str]] = {}
+        rows: dict[str, list[tuple[int, str]]] = {}  # how many methods were compared, and the verdict
         seeds: set[int] = set()
         for name, one in results.items():
             if claim.bears(name, smaller):
                 words = rows.setdefault(one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
-                    words.append(one.verdicts[claim.at])
+                    words.append((len(one.values[claim.at]), one.verdicts[claim.at]))
                     seeds.update(map(len, one.values[claim.at].values()))
-        if known := [min(words, key=VERDICTS.index) for words in rows.values() if words]:
+        if known := [
+            min(words, key=lambda pair: (-pair[0], VERDICTS.index(pair[1])))[1] for words in rows.values() if words
+        ]:
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             word = max(known, key=VERDICTS.index) + f" ({SMALLER})" * smaller
