@@ -108,14 +108,9 @@ def settings_table(groups: Mapping[str, Sequence[RecordedRun]]) -> tuple[list[li
         for setting in config.list_changed()
         if not setting.unread
     }
-    differ = [
-        name
-        for name in names
-        if len({settings.get(name, _NONE) for settings in read.values()}) > 1
-        and (
-            name in changed or all(name in settings for settings in read.values())
-        )  # no defaults of a method's options
-    ]
+    # A method's own options, which other methods lack, are shown where they are not the defaults.
+    shown = [name for name in names if name in changed or all(name in settings for settings in read.values())]
+    differ = [name for name in shown if len({settings.get(name, _NONE) for settings in read.values()}) > 1]
     alike = [name for name in changed if name not in (*differ, "algorithm", "seed")]
     rows = [[name, *(_text(settings.get(name, _NONE)) for settings in read.values())] for name in differ]
     return [["setting", *configs], *rows], [["setting", "value"], *([name, _text(changed[name])] for name in alike)]
@@ -189,9 +184,12 @@ def leave_partition(run: RunState) -> None:
 def _read_holdings(title: str, file: Path) -> Holdings:
     if not file.exists():
         raise FLError("the data were given from Python, and the run folder does not keep them", code="data")
-    with reading(file):
-        content = json.loads(file.read_text())
+    try:
+        with reading(file):
+            content = json.loads(file.read_text())
         return Holdings(title, np.array(content["samples"]), content["clients"], content["classes"])
+    except (ValueError, KeyError, TypeError):
+        raise FLError(f"{file} is damaged: the partition is not known", code="file") from None
 
 
 def colour_share(count: float, most: float) -> float:

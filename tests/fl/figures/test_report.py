@@ -157,6 +157,13 @@ def test_report__the_partition_of_data_that_were_given_from_python_is_that_of_th
     assert [[int(cell or 0) for cell in row[1:-1]] for row in rows] == expected.tolist()
 
 
+def test_report__a_damaged_partition_is_named(tmp_path):
+    leave(tmp_path / "a", [0.5], algorithm="fedavg", dataset="given", rounds=1)
+    (tmp_path / "a" / "partition.json").write_text('{"cli')
+    _, page, _ = made(tmp_path)
+    assert any("partition.json" in text for text in page.texts)
+
+
 def test_report__settings_of_one_method_alone_are_shown_where_they_are_not_the_defaults(tmp_path):
     for at, options in enumerate(({"algorithm": "fedavg"}, {"algorithm": "fedprox", "fedprox": {"mu": 0.5}})):
         leave(tmp_path / str(at), [0.5], rounds=1, **options)
