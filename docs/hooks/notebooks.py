@@ -45,12 +45,15 @@ def _run(path: Path, folder: Path) -> None:
     import nbformat  # these are imported here, since the other pages do not need them
     from nbclient import NotebookClient
     from nbconvert import MarkdownExporter
+    from traitlets.config import Config
 
     notebook = nbformat.read(path, as_version=4)
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     own = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as here:
-        client = NotebookClient(notebook, timeout=_LIMIT, resources={"metadata": {"path": here}})
+        # Files in place of ports: a port that is free when it is chosen may be taken once the kernel has started.
+        sockets = Config(KernelManager={"transport": "ipc", "ip": f"{here}/kernel"})
+        client = NotebookClient(notebook, config=sockets, timeout=_LIMIT, resources={"metadata": {"path": here}})
         client.execute(env=os.environ | own)
     for cell in notebook.cells:
         if cell.cell_type == "code":  # without bars of progress
