@@ -58,7 +58,13 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
             near = get_close_matches(flag, sorted(flags), n=1)
             way_out = f"did you mean --{near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise SurgeryError(f"unknown flag --{flag}: {way_out}", code="argument")
-    raise SurgeryError(f"{_core(stream.getvalue())}: see `{prog} --help`", code="argument")
+    message = _core(stream.getvalue())
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        flag, _, value = word.removeprefix("--").partition("=")
+        value = value or after
+        if word.startswith("--") and f"no-{flag}" in flags and message.startswith(f"{value} is one word too many"):
+            message = f"--{flag} takes no value: it is --{flag} or --no-{flag}, not {value!r}"
+    raise SurgeryError(f"{message}: see `{prog} --help`", code="argument")
 
 
 def _core(box: str) -> str:
