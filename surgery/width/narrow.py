@@ -2,8 +2,10 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -251,11 +253,13 @@ class Width(NamedTuple):
         )
 
 
-_PLACES = 2  # the number of axes that a row of the table names
+_FEW = 3  # so many widths that all stay for the same reason have a row each
 
 
 class Widths(list[Width]):
     """A list of widths that prints as a table; `surgery.widths` shows one.
+
+    The axes of convolutions' windows, and others that are alone and stay for one reason, are counted below the table.
 
     Attributes:
         shrink: whether a width was given; only then the table says how many positions stay.
@@ -264,19 +268,23 @@ class Widths(list[Width]):
     shrink = True
 
     def __repr__(self) -> str:
-        rows = [("name", "size", "kept", "grouping", "lies along", "all stay, or the first ones, since")]
+        alone = Counter(width.reason or width.order for width in self if len(width.members) == 1)
+        counted = {cause: number for cause, number in alone.items() if cause and number > _FEW}
+        rows = [("name", "size", "kept", "grouping", "and along", "all or the first stay, since")]
         for width in self:
-            places = ", ".join(f"{tensor}:{axis}" for tensor, axis in width.members[:_PLACES])
-            more = len(width.members) - _PLACES
-            along = f"{places}, +{more} more" if more > 0 else places
             cause = width.reason or width.order
+            if len(width.members) == 1 and cause in counted:
+                continue
+            others = [place for tensor, axis in width.members if (place := f"{tensor}:{axis}") != width.name]
+            along = f"{others[0]}, +{len(others) - 1} more" if others[1:] else "".join(others)
             rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, cause))
         columns = [*zip(*rows)]
         pads = [str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust]
-        if not self.shrink:
-            del columns[2], pads[2]
+        shown = [True, True, self.shrink, any(columns[3][1:]), True, True]
+        columns, pads = [*compress(columns, shown)], [*compress(pads, shown)]
         lengths = [max(map(len, column)) for column in columns]
-        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in zip(*columns))
+        lines = ["  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in zip(*columns)]
+        lines += [f"{number} more, which all stay: {cause}" for cause, number in counted.items()]
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -303,10 +311,10 @@ def widths(
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
     >>> widths(net, torch.zeros(1, 4), 0.5)
-    name        size  kept  grouping  lies along                     all stay, or the first ones, since
-    0.weight:0     6     3            0.weight:0, 0.bias:0, +1 more
-    0.weight:1     4     4            0.weight:1                     it is an axis of the input
-    2.weight:0     2     2            2.weight:0, 2.bias:0           it is an axis of the output
+    name        size  kept  and along          all or the first stay, since
+    0.weight:0     6     3  0.bias:0, +1 more
+    0.weight:1     4     4                     it is an axis of the input
+    2.weight:0     2     2  2.bias:0           it is an axis of the output
     >>> [width.name for width in widths(net, torch.zeros(1, 4)) if not width.order]
     ['0.weight:0']
     """

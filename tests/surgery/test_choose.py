@@ -598,9 +598,12 @@ def test_choose__widths_take_what_narrow_takes_and_print_as_a_table():
     assert repr(found[0]) == "Width(stem.weight:0, 8)"
     lines = str(found).splitlines()
     assert len(lines) == 1 + len(found)
-    assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.weight:0,", "stem.bias:0,", "+4", "more"]
+    assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.bias:0,", "+4", "more"]
     assert str(surgery.widths(nn.Identity(), IMAGE, 0.5)).split()[:3] == ["name", "size", "kept"]
-    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "grouping"]
+    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:4] == ["name", "size", "and", "along"]
+    windows = surgery.widths(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)), IMAGE)
+    assert str(windows).splitlines()[-1] == "4 more, which all stay: it is an axis of a convolution's window"
+    assert len(str(windows).splitlines()) == 1 + len(windows) - 4 + 1
 
 
 @pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])
