@@ -164,11 +164,11 @@ def _smaller() -> Iterator[Cell]:
             lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", f"LeNet, 100 rounds; {_OTHER}",
         )  # fmt: skip
         yield _plain_cosine(name, f"Fashion-MNIST, {name}", lines[:1])
-    both = ("fedmr", "fedavg")
+    both, long = ("fedmr", "fedavg"), "LeNet, momentum 0.5, no first stage, 500 rounds"
     table = [(name, words, _short(name), f".{name}", f"; {_OTHER}") for name, words in _SPREADS.items()]
     hsu = ("hsu", "Dirichlet 0.1 as in Hsu et al.", _hsu(), "-hsu.dir0.1", "")
     for spread, kind, experiment, end, other in (*table, hsu):
-        said = f"{kind}, LeNet, momentum 0.5, no first stage, 500 rounds"
+        said = f"{kind}, {long}"
         lines = arms(f"fedmr.table1.cifar10.lenet{end}", experiment, both)
         yield Cell(
             f"fedmr.smaller.cosine.cifar10-{spread}", SMALLER, "the models' cosine falls first and rises later on "
@@ -193,20 +193,22 @@ def _smaller() -> Iterator[Cell]:
         (Comparison(_LATE, "late", "first", ("fedavg", "indep")),),
         settings="Dirichlet 1.0, LeNet, momentum 0.5, 500 rounds",
     )  # fmt: skip
+    flat = "fedmr.smaller.flat."
     small = {
-        "digits": (Experiment.of(seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
-        "fashion-mnist": (base.replace(rounds=20, seeds=(0,)), "Dirichlet 0.5, LeNet, 20 rounds"),
-        "cifar10": (_short("dir0.1").replace(seeds=(0,)), "Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds"),
+        "digits": (f"{flat}digits", Experiment.of(seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
+        "fashion-mnist": (f"{flat}fashion-mnist", base.replace(rounds=20), "Dirichlet 0.5, LeNet, 20 rounds"),
+        "cifar10": (f"{flat}cifar10", _short("dir0.1").replace(seeds=(0,)), f"{table[0][1]}, {long}"),
+        "cifar10-hsu": (f"fedmr.table1.cifar10.lenet{hsu[3]}", _hsu(), f"{hsu[1]}, {long}"),
     }
-    for name, (experiment, said) in small.items():
+    for name, (run, experiment, said) in small.items():
         yield Cell(
-            f"fedmr.smaller.flat.{name}", SMALLER, f"FedMR's model lies in a flatter place than FedAvg's on {name}",
-            arms(f"fedmr.smaller.flat.{name}", experiment, both),
+            f"{flat}{name}", SMALLER, f"FedMR's model lies in a flatter place than FedAvg's on {name}",
+            arms(run, experiment, both),
             (Comparison("mean rise of the test loss within one filter norm, in a random plane through the model "
                         "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
              Comparison("trace of the test loss's Hessian", "trace", "first", both, larger=False),
              Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
-            "fedmr.smaller.flat.DATA", said,
+            f"{flat}DATA", said,
         )  # fmt: skip
 
 
