@@ -89,8 +89,9 @@ def test_cells__numbers_are_those_of_the_recipes():
 @pytest.mark.nightly
 def test_cells__what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     smaller = {name: result(cell) for name, cell in cells().items() if cell.place == SMALLER}
-    # These have no column with Fig. 6's own measure of the similarity.
-    older = {name for name in smaller if name.startswith("fedmr.smaller.cosine.")}
+    # These have no column with Fig. 6's own measure of the similarity; the runs with Hsu et al.'s split have it.
+    cosines = {name for name in smaller if name.startswith("fedmr.smaller.cosine.")}
+    older = cosines - {"fedmr.smaller.cosine.cifar10-hsu"}
     assert {smaller[name].rounds for name in older} == {0}
     whole = [one for name, one in smaller.items() if name not in older and any(arm.tables for arm in one.cell.arms)]
     assert all(one.rounds == one.asked for one in whole)
