@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 from surgery.errors import SurgeryError
@@ -59,7 +60,7 @@ def parse(kind: Callable[..., Any], argv: Sequence[str], prog: str, **options: A
             way_out = f"did you mean --{near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise SurgeryError(f"unknown flag --{flag}: {way_out}", code="argument")
     message = _core(stream.getvalue())
-    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+    for word, after in pairwise([*argv, ""]):
         flag, _, value = word.removeprefix("--").partition("=")
         value = value or after
         if word.startswith("--") and f"no-{flag}" in flags and message.startswith(f"{value} is one word too many"):
