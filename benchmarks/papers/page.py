@@ -39,8 +39,9 @@ _RULES = """## How to read the tables
 | cannot be known | the paper shows an image and no number |
 
 A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. No method beats a rival that
-diverged. A claim has the worst verdict of its cells. `other settings` (`smaller`) have smaller data, models or rounds
-than the paper, and count only while none of the paper's own cells was run.
+diverged. A claim has the worst verdict of its cells. A cell in several settings has the verdict of those with the most
+methods, then the most seeds. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and count
+only while none of the paper's own cells was run.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -136,26 +137,31 @@ def said(one: Result) -> str:
 def _claims(results: dict[str, Result]) -> str:
     rows = []
     for claim in CLAIMS:
-        word, reason = _judged(claim, results)
+        word, reason = judge_claim(claim, results)
         rows.append((PAPERS[claim.paper], claim.text, _coloured(word), reason))
     return "## The abstracts' claims\n\n" + _table(("paper", "claim", "verdict", "measured"), rows)
 
 
-def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
-    """The verdict on a claim and its reason: of the paper's own cells if any has been run whole, each of them judged in
-    the settings with the most methods, then in those that come nearest; else of those in other settings.
+def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
+    """Return the verdict on a claim and its reason.
+
+    It is that of the paper's own cells if any has been run whole, else of those in other settings. Each cell is judged
+    in the settings with the most methods, then the most seeds, then in those that come nearest.
     """
     for smaller in (False, True):
-        rows: dict[str, list[tuple[int, str]]] = {}  # how many methods were compared, and the verdict
+        rows: dict[str, list[tuple[int, int, str]]] = {}  # numbers of methods and of seeds, and the verdict
         seeds: set[int] = set()
         for name, one in results.items():
             if claim.bears(name, smaller):
                 words = rows.setdefault(one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
-                    words.append((len(one.values[claim.at]), one.verdicts[claim.at]))
-                    seeds.update(map(len, one.values[claim.at].values()))
+                    numbers = [len(values) for values in one.values[claim.at].values()]
+                    words.append((len(numbers), min(numbers), one.verdicts[claim.at]))
+                    seeds.update(numbers)
         if known := [
-            min(words, key=lambda pair: (-pair[0], VERDICTS.index(pair[1])))[1] for words in rows.values() if words
+            min(words, key=lambda word: (-word[0], -word[1], VERDICTS.index(word[2])))[2]
+            for words in rows.values()
+            if words
         ]:
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)

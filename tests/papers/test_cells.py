@@ -4,10 +4,10 @@ import pytest
 import torch
 from refusals import fl_refused
 
-from benchmarks.papers import CLAIMS, adapters, cells, find
+from benchmarks.papers import CLAIMS, adapters, cells, find, page
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
 from benchmarks.papers.recipes import fedmr, femam
-from benchmarks.papers.verdict import MEASURES, result
+from benchmarks.papers.verdict import MEASURES, Result, result
 
 
 def test_cells__all_tables_and_figures_with_results_have_a_cell():
@@ -104,6 +104,26 @@ def test_cells__what_was_run_before_there_were_cells_is_judged_as_the_pages_show
     fedfa, flexifed = (sum(values) / 2 for values in one.values[0].values())
     assert (fedfa, flexifed) == (pytest.approx(46.3, abs=0.05), pytest.approx(39.3, abs=0.05))
     assert one.verdict == "reproduced"
+
+
+def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_run():
+    (claim,) = [one for one in CLAIMS if "significantly improves" in one.text]
+    split, hsu = (cells()[f"fedmr.table1.cifar10.lenet{kind}.dir0.1"] for kind in ("", "-hsu"))
+    assert split.row == hsu.row
+
+    def judge(**seeds):
+        results = {
+            cell.id: Result(cell, 500, 500, ({name: [50.0] * n for name, n in zip(order, seeds[kind])},),
+                            (word,), (), begun=True)
+            for cell, kind, word in ((split, "split", "not reproduced"), (hsu, "hsu", "ordering reproduced"))
+        }  # fmt: skip
+        return page.judge_claim(claim, results)[0]
+
+    order = ("fedmr", "fedavg", "fedmut")
+    assert judge(split=(1, 1), hsu=(1, 1, 1)) == "ordering reproduced"
+    assert judge(split=(2, 2, 2), hsu=(3, 3)) == "not reproduced"
+    assert judge(split=(2, 2, 2), hsu=(3, 3, 1)) == "not reproduced"
+    assert judge(split=(2, 2, 2), hsu=(2, 2, 2)) == "ordering reproduced"
 
 
 def test_cells__claims_name_cells_and_comparisons_that_there_are():
