@@ -39,9 +39,9 @@ _RULES = """## How to read the tables
 | cannot be known | the paper shows an image and no number |
 
 A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. No method beats a rival that
-diverged. A claim has the worst verdict of its cells. A cell in several settings has the verdict of those with the most
-methods, then the most seeds. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and count
-only while none of the paper's own cells was run.
+diverged. A claim has the worst verdict of its cells, each in the settings with the most methods, then seeds. `other
+settings` (`smaller`) have smaller data, models or rounds than the paper, and count only while none of the paper's own
+cells was run.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
