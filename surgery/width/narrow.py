@@ -268,15 +268,15 @@ class Widths(list[Width]):
     shrink = True
 
     def __repr__(self) -> str:
-        alone = Counter(width.reason or width.order for width in self if len(width.members) == 1)
-        counted = {cause: number for cause, number in alone.items() if cause and number > _FEW}
+        alone = Counter(width.reason for width in self if width.reason and len(width.members) == 1)
+        counted = {cause: number for cause, number in alone.items() if number > _FEW}
         rows = [("name", "size", "kept", "grouping", "and along", "all or the first stay, since")]
         for width in self:
-            cause = width.reason or width.order
-            if len(width.members) == 1 and cause in counted:
+            if len(width.members) == 1 and width.reason in counted:
                 continue
             others = [place for tensor, axis in width.members if (place := f"{tensor}:{axis}") != width.name]
             along = f"{others[0]}, +{len(others) - 1} more" if others[1:] else "".join(others)
+            cause = width.reason or width.order
             rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, cause))
         columns = [*zip(*rows)]
         pads = [str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust]

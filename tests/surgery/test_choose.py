@@ -604,6 +604,8 @@ def test_choose__widths_take_what_narrow_takes_and_print_as_a_table():
     windows = surgery.widths(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)), IMAGE)
     assert str(windows).splitlines()[-1] == "4 more, which all stay: it is an axis of a convolution's window"
     assert len(str(windows).splitlines()) == 1 + len(windows) - 4 + 1
+    first = [surgery.width.narrow.Width(8, 4, "", ((f"t{k}", 0),), f"t{k}:0", "", "in order") for k in range(4)]
+    assert len(str(surgery.width.narrow.Widths(first)).splitlines()) == 1 + 4  # these shrink
 
 
 @pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])
