@@ -38,10 +38,10 @@ _RULES = """## How to read the tables
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper shows an image and no number |
 
-A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. No method beats a rival that
-diverged. A claim has the worst verdict of its cells, each in the settings with the most methods, then seeds. `other
-settings` (`smaller`) have smaller data, models or rounds than the paper, and count only while none of the paper's own
-cells was run.
+A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. Runs of rivals that diverged
+count neither in means nor in verdicts. A claim has the worst verdict of its cells, each in the settings with the most
+methods, then seeds. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and count only
+while none of the paper's own cells was run.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -149,20 +149,20 @@ def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     in the settings with the most methods, then the most seeds, then in those that come nearest.
     """
     for smaller in (False, True):
-        rows: dict[str, list[tuple[int, int, str]]] = {}  # numbers of methods and of seeds, and the verdict
-        seeds: set[int] = set()
+        rows: dict[str, list[tuple[list[int], str]]] = {}  # the number of seeds of each method, and the verdict
         for name, one in results.items():
             if claim.bears(name, smaller):
                 words = rows.setdefault(one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
                     numbers = [len(values) for values in one.values[claim.at].values()]
-                    words.append((len(numbers), min(numbers), one.verdicts[claim.at]))
-                    seeds.update(numbers)
-        if known := [
-            min(words, key=lambda word: (-word[0], -word[1], VERDICTS.index(word[2])))[2]
+                    words.append((numbers, one.verdicts[claim.at]))
+        if judged := [
+            min(words, key=lambda word: (-len(word[0]), -min(word[0]), VERDICTS.index(word[1])))
             for words in rows.values()
             if words
         ]:
+            known = [word for _, word in judged]
+            seeds = {number for numbers, _ in judged for number in numbers}
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             word = max(known, key=VERDICTS.index) + f" ({SMALLER})" * smaller
@@ -278,7 +278,7 @@ def _ours(one: Result, comparison: Comparison, values: dict[str, list[float]]) -
         sound = [name for name in others if not _diverged(one, name)] or others
         best = (max if comparison.larger else min)(sound, key=lambda name: fmean(values[name]))
         names = [own, best]
-    return "<br>".join(f"{name} {_mean(values[name])}" + ", diverged" * _diverged(one, name) for name in names)
+    return "<br>".join(f"{name} {_mean(values[name])}{_diverged(one, name)}" for name in names)
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -293,12 +293,13 @@ def _mean(values: Sequence[float]) -> str:
 
 def _own_mean(one: Result, name: str) -> str:
     values = one.values[0].get(name)
-    return _mean(values) + ", diverged" * _diverged(one, name) if values else ""
+    return _mean(values) + _diverged(one, name) if values else ""
 
 
-def _diverged(one: Result, name: str) -> bool:
-    """Whether a run of an arm diverged."""
-    return any(run.failed for run in one.stored if run.run == one.cell.arm(name).run)
+def _diverged(one: Result, name: str) -> str:
+    """How many runs of an arm diverged, where any did."""
+    lost = [bool(run.failed) for run in one.stored if run.run == one.cell.arm(name).run]
+    return f", {sum(lost)} of {len(lost)} diverged" if any(lost) else ""
 
 
 def _own(results: Sequence[Result]) -> str:

@@ -126,9 +126,10 @@ class Result:
     Attributes:
         rounds: that number; 0 if there is none.
         asked: how many the cell has.
-        values: for each comparison, from an arm's name to a value for each seed.
+        values: for each comparison, from an arm's name to a value for each seed; of others than the paper's own method
+            only those that did not diverge, unless all did.
         verdicts: for each comparison.
-        stored: the runs that the values are of.
+        stored: the runs of these seeds, with those that diverged.
         begun: whether anything was run at all.
     """
 
@@ -163,10 +164,11 @@ def result(cell: Cell, store: Path = STORE) -> Result:
     best = None
     for rounds in sorted({n for arm in cell.arms for one in found[arm.name] for n in _ends(one, arm)}, reverse=True):
         chosen = {arm.name: _at(found[arm.name], arm, rounds) for arm in cell.arms}
-        values = tuple(_values(one, chosen) for one in cell.comparisons)
         counted = {name: _counted(cell, name, those) for name, those in chosen.items()}
         verdicts = tuple(judge(one, _values(one, counted)) for one in cell.comparisons)
         if whole(verdicts) != NOT_RUN:
+            shown = {name: counted[name] or those for name, those in chosen.items()}
+            values = tuple(_values(one, shown) for one in cell.comparisons)
             used = tuple(one for those in chosen.values() for one in those)
             best = Result(cell, rounds, asked, values, verdicts, used, True)
             break

@@ -106,7 +106,7 @@ def test_cells__what_was_run_before_there_were_cells_is_judged_as_the_pages_show
     assert one.verdict == "reproduced"
 
 
-def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_run():
+def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_run_and_says_these_seeds():
     (claim,) = [one for one in CLAIMS if "significantly improves" in one.text]
     split, hsu = (cells()[f"fedmr.table1.cifar10.lenet{kind}.dir0.1"] for kind in ("", "-hsu"))
     assert split.row == hsu.row
@@ -117,13 +117,14 @@ def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_ru
                             (word,), (), begun=True)
             for cell, kind, word in ((split, "split", "not reproduced"), (hsu, "hsu", "ordering reproduced"))
         }  # fmt: skip
-        return page.judge_claim(claim, results)[0]
+        word, reason = page.judge_claim(claim, results)
+        return word, reason.partition(", ")[2].partition(" each")[0]
 
     order = ("fedmr", "fedavg", "fedmut")
-    assert judge(split=(1, 1), hsu=(1, 1, 1)) == "ordering reproduced"
-    assert judge(split=(2, 2, 2), hsu=(3, 3)) == "not reproduced"
-    assert judge(split=(2, 2, 2), hsu=(3, 3, 1)) == "not reproduced"
-    assert judge(split=(2, 2, 2), hsu=(2, 2, 2)) == "ordering reproduced"
+    assert judge(split=(2, 3), hsu=(1, 1, 1)) == ("ordering reproduced", "1 seed")  # of the setting that judges
+    assert judge(split=(2, 2, 2), hsu=(3, 3)) == ("not reproduced", "2 seeds")
+    assert judge(split=(2, 3, 2), hsu=(3, 3, 1)) == ("not reproduced", "2 to 3 seeds")
+    assert judge(split=(2, 2, 2), hsu=(2, 2, 2)) == ("ordering reproduced", "2 seeds")
 
 
 def test_cells__claims_name_cells_and_comparisons_that_there_are():

@@ -221,6 +221,21 @@ def test_run__no_method_beats_a_rival_that_diverged(cell, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
+def test_run__a_rivals_mean_is_of_the_seeds_that_did_not_diverge(cell, tmp_path, monkeypatch):
+    assert play([cell], Part(seeds=(0, 1), out=tmp_path / "runs", store=tmp_path))
+    real, whole = stored.runs, result(cell, tmp_path).values[0]
+
+    def runs(arm, store):
+        return [replace(one, failed="diverged" if (arm.name, one.seed) == ("fedavg", 1) else "")
+                for one in real(arm, store)]  # fmt: skip
+
+    monkeypatch.setattr("benchmarks.papers.verdict.runs", runs)
+    one = result(cell, tmp_path)
+    assert one.values[0] == {"fedmr": whole["fedmr"], "fedavg": whole["fedavg"][:1]}
+    assert page._ours(one, PAPER, one.values[0]).endswith(" (1), 1 of 2 diverged")
+
+
+@pytest.mark.slow
 def test_run__the_page_is_what_the_script_makes_of_the_stored_runs():
     again = "make it again: python -m benchmarks.papers --page"
     assert page.PAGE.read_text() == page.page(), again
