@@ -92,6 +92,7 @@ class Comparison:
         published: of numbers, the paper's for each arm.
         band: of ratio, drop and above, the smallest and the largest value that the paper's text gives.
         larger: whether larger values are better.
+        chance: of drop, the accuracy in % of a guess.
     """
 
     what: str
@@ -101,6 +102,7 @@ class Comparison:
     published: tuple[Published, ...] = ()
     band: tuple[float, float] | None = None
     larger: bool = True
+    chance: float = 0.0
 
 
 @dataclass(frozen=True)

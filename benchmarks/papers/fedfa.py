@@ -74,15 +74,18 @@ def _drops(
     said: str,
 ) -> Cell:
     """What an attack costs a mode's rival by what it costs FedFA."""
-    title, *ratios = RIVALS[mode]
+    title, *bands = RIVALS[mode]
     pair = ("fedfa", title.lower())
     hit = [Arm(f"{arm.run}-attacked", arm.experiment) for arm in arms(folder, attacked, pair)]
     names = tuple(arm.name for arm in (*reversed(clean), *reversed(hit)))
     amplify = attacked.config.extensions["attack"].amplify
+    classes = 100 if attacked.config.data.dataset == "cifar100" else 10
+    ratios = _ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", names, bands[3:], spread)
+    chances = (100 / classes, 500 / classes)  # among all classes, and among the fifth of them that a client holds
     return Cell(
         folder, place, f"an attack (lambda {amplify:g}, a fifth of the clients) costs {title} more",
         (*clean, *hit),
-        (*_ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", names, ratios[3:], spread),),
+        tuple(replace(one, chance=chance) for one, chance in zip(ratios, chances)),
         pattern=pattern, settings=said,
     )  # fmt: skip
 

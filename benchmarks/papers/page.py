@@ -10,7 +10,7 @@ from statistics import fmean
 from benchmarks.papers import CLAIMS, Claim, cells
 from benchmarks.papers.cell import OWN, PAPERS, SMALLER, Comparison
 from benchmarks.papers.stored import ROOT, STORE, Stored
-from benchmarks.papers.verdict import NOT_RUN, VERDICTS, Result, ratio_of, result, spread
+from benchmarks.papers.verdict import DECIDED, NOT_RUN, UNDECIDED, VERDICTS, Result, ratio_of, result, spread
 from fl.base.files import write_text
 
 PAGE = ROOT / "docs/results/papers.md"
@@ -35,6 +35,7 @@ _RULES = """## How to read the tables
 | ✓ reproduced | means differ by at most one point, or the sum of both deviations; a ratio is in the paper's range |
 | ≈ ordering reproduced | the paper's method is ahead of, or behind, the others as in the paper |
 | ✗ not reproduced | neither |
+| undecided | an attack leaves neither method a tenth of its accuracy above chance, or costs neither a tenth |
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper shows an image and no number |
 
@@ -165,7 +166,8 @@ def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
             seeds = {number for numbers, _ in judged for number in numbers}
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
-            word = max(known, key=VERDICTS.index) + f" ({SMALLER})" * smaller
+            decided = [word for word in known if word in DECIDED] or [UNDECIDED]
+            word = max(decided, key=VERDICTS.index) + f" ({SMALLER})" * smaller
             return word, f"{len(known)} of {len(rows)} cells, {each} each: {counts}"
     return claim.word, claim.elsewhere
 
@@ -247,7 +249,7 @@ def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
 
 
 def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """A line for the ratios that have one range in the paper, over data sets and networks."""
+    """A line for the ratios that have one range in the paper, over data sets and networks; of ours the decided ones."""
     groups: dict[tuple[str, ...], list[tuple[float, str]]] = {}
     for one in results:
         start, *_, spread_of_data, mode = one.cell.id.split(".")[1:]
@@ -260,9 +262,11 @@ def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
                 groups.setdefault(key, []).append((ratio, word))
     rows = []
     for key, members in groups.items():
-        ratios, words = zip(*members)
+        words = [word for _, word in members]
+        ratios = [ratio for ratio, word in members if word in DECIDED] or [ratio for ratio, _ in members]
         judged = "<br>".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words)
-        rows.append((*key, f"{min(ratios):.2f} to {max(ratios):.2f}", judged))
+        ours = " to ".join(dict.fromkeys((f"{min(ratios):.2f}", f"{max(ratios):.2f}")))
+        rows.append((*key, ours, judged))
     return rows
 
 

@@ -7,7 +7,8 @@ The rules:
   *ordering reproduced* if the paper's own method is ahead of, or behind, each other one as in the paper; others whose
   distance to it lies within the paper's standard deviations do not count.
 - ratio, drop: *reproduced* if the ratio lies within the paper's range, give or take 0.01; *ordering reproduced* if it
-  lies beyond its better end or on the better side of 1.
+  lies beyond its better end or on the better side of 1. A drop is *undecided* where the attack leaves neither method
+  more than a tenth of its accuracy above chance (the ratio is then of what they had before), or costs neither so much.
 - first, above: the paper's text has no number, only an order or a direction; *ordering reproduced* if ours is the same.
 - Runs of others that diverged are left out: no method is ahead of them, or behind.
 - Otherwise *not reproduced*; *not run* where a value is missing, *cannot be known* where the paper has an image alone.
@@ -26,10 +27,13 @@ from benchmarks.papers.stored import STORE, Row, Stored, extendable, runs
 from fl import FLError
 from fl.runs.metrics import find_judged
 
-REPRODUCED, ORDERING, NOT, NOT_RUN, UNKNOWN = VERDICTS = (
-    "reproduced", "ordering reproduced", "not reproduced", "not run", "cannot be known",
+REPRODUCED, ORDERING, NOT, UNDECIDED, NOT_RUN, UNKNOWN = VERDICTS = (
+    "reproduced", "ordering reproduced", "not reproduced", "undecided", "not run", "cannot be known",
 )  # fmt: skip
 """All that there are, the best first."""
+DECIDED = (REPRODUCED, ORDERING, NOT)
+TENTH = 0.1
+"""The share of the accuracy above chance that an attack must leave to one of two methods, and cost one of them."""
 POINT, SLACK = 1.0, 0.01
 """How far a mean in % and a ratio may lie from the paper's."""
 
@@ -53,6 +57,8 @@ def judge(comparison: Comparison, values: Values) -> str:
     if comparison.kind in ("ratio", "drop"):
         if len(means) < len(comparison.arms):
             return NOT_RUN
+        if comparison.kind == "drop" and not _tells(comparison, means):
+            return UNDECIDED
         return _ranged(comparison, ratio_of(comparison, means))
     own, *others = comparison.arms
     if own not in means or (others and not any(name in means for name in others)):
@@ -77,15 +83,15 @@ def ratio_of(comparison: Comparison, means: Mapping[str, float]) -> float:
 
 
 def whole(verdicts: Sequence[str]) -> str:
-    """That of a cell with several comparisons: the worst of those that were run.
+    """Return the verdict on a cell with several comparisons: the worst of those that are decided.
 
     >>> whole(["reproduced", "not run", "ordering reproduced"])
     'ordering reproduced'
     """
-    known = [one for one in verdicts if one not in (NOT_RUN, UNKNOWN)]
+    known = [one for one in verdicts if one in DECIDED]
     if known:
         return max(known, key=VERDICTS.index)
-    return NOT_RUN if verdicts else UNKNOWN
+    return UNDECIDED if UNDECIDED in verdicts else NOT_RUN if verdicts else UNKNOWN
 
 
 def _ahead(comparison: Comparison, own: float, other: float) -> bool:
@@ -99,6 +105,13 @@ def _ranged(comparison: Comparison, ratio: float) -> str:
     if comparison.larger:
         return ORDERING if ratio >= min(1, high) or ratio > high else NOT
     return ORDERING if ratio < low else NOT
+
+
+def _tells(comparison: Comparison, means: Mapping[str, float]) -> bool:
+    """Whether an attack's drops say which method withstands it."""
+    above = [means[name] - comparison.chance for name in comparison.arms]
+    lost = [1 - after / before if before > 0 else 1 for before, after in zip(above[:2], above[2:])]
+    return max(lost) > TENTH and min(lost) < 1 - TENTH
 
 
 def _numbers(comparison: Comparison, means: Mapping[str, float], values: Values) -> str:

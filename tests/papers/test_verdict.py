@@ -59,6 +59,23 @@ def test_verdict__drops():
         assert judge(one, {name: [mean] for name, mean in means.items()}) == verdict
 
 
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        ((16.9, 16.9), "undecided"),  # of 70 points above chance neither keeps 7
+        ((10.0, 17.1), "ordering reproduced"),
+        ((9.0, 8.0), "undecided"),
+        ((73.1, 74.0), "undecided"),  # neither loses 7
+        ((72.9, 79.0), "ordering reproduced"),
+        ((76.0, 82.0), "undecided"),
+    ],
+)
+def test_verdict__drops_to_chance_and_drops_of_nothing_decide_nothing(after, verdict):
+    names = ("rival", "own", "rival-attacked", "own-attacked")
+    one = Comparison("", "end", "drop", names, band=(1.001, 1.01), chance=10.0)
+    assert judge(one, {name: [mean] for name, mean in zip(names, (80.0, 80.0, *after))}) == verdict
+
+
 def test_verdict__orders_and_directions():
     first = Comparison("", "late", "first", ("own", "a", "b"))
     assert judge(first, {"own": [3.0], "a": [2.0], "b": [2.9]}) == "ordering reproduced"
@@ -72,6 +89,8 @@ def test_verdict__orders_and_directions():
 
 def test_verdict__a_cell_is_as_good_as_its_worst_comparison():
     assert whole(["reproduced", "not reproduced", "not run"]) == "not reproduced"
+    assert whole(["undecided", "ordering reproduced"]) == "ordering reproduced"
+    assert whole(["undecided", "not run"]) == "undecided"
     assert whole(["not run"]) == "not run"
     assert whole([]) == "cannot be known"
 
