@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
+from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, Published, arms
 from benchmarks.papers.recipes.femam import METHODS, digits, fashion_mnist, femnist, released, row, rows
 from fl.settings import Experiment
 
@@ -137,6 +137,23 @@ def _smaller() -> Iterator[Cell]:
     yield Cell(
         "femam.smaller-levels.digits", SMALLER, "every level that is left out costs accuracy", lines,
         (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),), settings=said,
+    )  # fmt: skip
+    clusters = base.replace(algorithms=("femam",), seeds=(0, 1, 2))
+    yield _factor("clusters", clusters, "femam/clusters/{}-seed*.csv", "Fashion-MNIST in clusters, 100 rounds")
+    yield _factor("digits", many.replace(algorithms=("femam",)), "", said)
+
+
+def _factor(name: str, experiment: Experiment, tables: str, said: str) -> Cell:
+    """Equation B.4 as it stands in the paper, beside the released code's gradients."""
+    folder = f"femam.smaller.{name}"
+    options = replace(experiment.options["femam"], share_gradients=True)
+    lines = (
+        *arms(folder, experiment, ("femam",), tables),
+        Arm(f"femam.factor.{name}/femam-factor", experiment.replace(femam=options)),
+    )
+    return Cell(
+        f"femam.factor.{name}", OWN, "what Eq. B.4's factor n_i/n of the gradients on cluster levels changes", lines,
+        (Comparison(_OWN, "own", "first", ("femam", "femam-factor")),), "femam.factor.SETTING", said,
     )  # fmt: skip
 
 
