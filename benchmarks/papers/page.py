@@ -39,10 +39,11 @@ _RULES = """## How to read the tables
 | not run | not yet, or with fewer rounds than the paper's |
 | cannot be known | the paper shows an image and no number |
 
-A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds. Runs of rivals that diverged
-count neither in means nor in verdicts. A claim has the worst verdict of its cells, each in the settings with the most
-methods, then seeds. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and count only
-while none of the paper's own cells was run.
+A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds; orders are those of means. An
+index counts from 0.9. Runs of rivals that diverged count neither in means nor in verdicts. A claim has the worst
+verdict of its cells, each in the settings with the most methods, then seeds. `other settings` (`smaller`) have smaller
+data, models or rounds than the paper, and count only while none of the paper's own cells was run; those on its data
+come first.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
