@@ -127,6 +127,18 @@ def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_ru
     assert judge(split=(2, 2, 2), hsu=(2, 2, 2)) == ("ordering reproduced", "2 seeds")
 
 
+@pytest.mark.parametrize(
+    ("name", "chances"),
+    [
+        ("fedfa.smaller-attacked.lambda5.digits.iid.both", [10]),
+        ("fedfa.smaller-attacked.lambda5.digits.noniid.both", [10, 50]),  # two of ten classes a client
+        ("fedfa.figure3.cifar100.preresnet.noniid.both", [1, 5]),
+    ],
+)
+def test_cells__an_attacks_drop_knows_what_a_guess_reaches(name, chances):
+    assert [one.chance for one in cells()[name].comparisons] == chances
+
+
 def test_cells__claims_name_cells_and_comparisons_that_there_are():
     for claim in CLAIMS:
         for smaller in (False, True):
