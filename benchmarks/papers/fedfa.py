@@ -148,9 +148,15 @@ _NARROW = "digits, narrow Pre-ResNet-20"
 
 
 def _both(
-    data: str, experiment: Experiment, mode: str, spread: str, said: str, stored: str = "", amplify: int = 20
+    data: str,
+    experiment: Experiment,
+    mode: str,
+    spread: str,
+    said: str,
+    stored: str = "",
+    amplify: tuple[int, ...] = (20,),
 ) -> Iterator[Cell]:
-    """A comparison with a mode's rival in settings of ours without an attack, whose runs are `stored`, and with one."""
+    """A mode's comparison in settings of ours: without an attack, where its runs are `stored`, and with attacks."""
     title, *ratios = RIVALS[mode]
     place, pair = f"{data}.{spread}.{mode}", ("fedfa", title.lower())
     clean = arms(stored or f"fedfa.smaller.{place}", experiment, pair)
@@ -159,31 +165,32 @@ def _both(
         (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
         pattern=f"fedfa.smaller.{_PLACE}", settings=said,
     )  # fmt: skip
-    attacked = experiment.replace(attack=replace(_ATTACK, amplify=float(amplify)))
-    yield _drops(
-        f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER, clean, attacked, mode, spread,
-        "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
-    )  # fmt: skip
+    for strength in amplify:
+        attacked = experiment.replace(attack=replace(_ATTACK, amplify=float(strength)))
+        yield _drops(
+            f"fedfa.smaller-attacked.lambda{strength}.{place}", SMALLER, clean, attacked, mode, spread,
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
+        )  # fmt: skip
 
 
 def _long() -> Iterator[Cell]:
-    """Digits with as many rounds as Table 1's reconstruction, without and with the attack."""
+    """Digits with as many rounds as Table 1's reconstruction, without and with the attack of two strengths."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         rounds = row("cifar10", "preresnet", mode, spread).config.rounds
         experiment = _DIGITS.replace(
             rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,)
         )
         experiment = _differing(experiment.replace(**_IID) if spread == "iid" else experiment, mode, ("2", "3"))
-        yield from _both("digits-long", experiment, mode, spread, f"{_NARROW}, {rounds} rounds")
+        said = f"{_NARROW}, {rounds} rounds"
+        yield from _both("digits-long", experiment, mode, spread, said, amplify=(20, 5))
 
 
 def _smaller_attacked() -> Iterator[Cell]:
     """Digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
-    for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
+    for spread, mode in product(("iid", "noniid"), RIVALS):
         experiment = _differing(_DIGITS.replace(**_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
-        said, kept = f"{_NARROW}, 15 rounds", f"fedfa.smaller-attacked.clean.digits.{spread}.{mode}"
-        clean, attacked = _both("digits", experiment, mode, spread, said, kept, amplify)
-        yield from (clean, attacked) if amplify == 20 else (attacked,)
+        stored = f"fedfa.smaller-attacked.clean.digits.{spread}.{mode}"
+        yield from _both("digits", experiment, mode, spread, f"{_NARROW}, 15 rounds", stored, (20, 5))
 
 
 def _cifar10() -> Iterator[Cell]:
