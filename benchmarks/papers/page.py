@@ -41,9 +41,9 @@ _RULES = """## How to read the tables
 
 A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds; orders are those of means. An
 index counts from 0.9. Runs of rivals that diverged count neither in means nor in verdicts. A claim has the worst
-verdict of its cells, each in the settings with the most methods, then seeds. `other settings` (`smaller`) have smaller
-data, models or rounds than the paper, and count only while none of the paper's own cells was run; those on its data
-come first.
+verdict of its cells. Of several settings that a paper's words allow, those count that have the most methods, then two
+seeds, then the nearest numbers. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and
+count only while none of the paper's own cells was run; those on its data come first.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -147,8 +147,9 @@ def _claims(results: dict[str, Result]) -> str:
 def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     """Return the verdict on a claim and its reason.
 
-    It is that of the paper's own cells if any has been run whole, else of those in other settings. Each cell is judged
-    in the settings with the most methods, then the most seeds, then in those that come nearest.
+    It is that of the paper's own cells if any has been run whole, else of those in other settings. Where what the paper
+    says allows several settings, a cell is judged in those with the most methods, then with two seeds of each rather
+    than one, then in those that come nearest.
     """
     for smaller in (False, True):
         rows: dict[str, list[tuple[list[int], str]]] = {}  # the number of seeds of each method, and the verdict
@@ -159,7 +160,7 @@ def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
                     numbers = [len(values) for values in one.values[claim.at].values()]
                     words.append((numbers, one.verdicts[claim.at]))
         if judged := [
-            min(words, key=lambda word: (-len(word[0]), -min(word[0]), VERDICTS.index(word[1])))
+            min(words, key=lambda word: (-len(word[0]), -min(2, *word[0]), VERDICTS.index(word[1])))
             for words in rows.values()
             if words
         ]:
@@ -280,7 +281,7 @@ def _ours(one: Result, comparison: Comparison, values: dict[str, list[float]]) -
     names = [name for name in comparison.arms if name in values]
     if comparison.kind == "first" and len(names) > 2:
         own, *others = names
-        sound = [name for name in others if not _diverged(one, name)] or others
+        sound = [name for name in others if not all(_lost(one, name))] or others
         best = (max if comparison.larger else min)(sound, key=lambda name: fmean(values[name]))
         names = [own, best]
     return "<br>".join(f"{name} {_mean(values[name])}{_diverged(one, name)}" for name in names)
@@ -303,8 +304,13 @@ def _own_mean(one: Result, name: str) -> str:
 
 def _diverged(one: Result, name: str) -> str:
     """How many runs of an arm diverged, where any did."""
-    lost = [bool(run.failed) for run in one.stored if run.run == one.cell.arm(name).run]
+    lost = _lost(one, name)
     return f", {sum(lost)} of {len(lost)} diverged" if any(lost) else ""
+
+
+def _lost(one: Result, name: str) -> list[bool]:
+    """Whether each run of an arm diverged."""
+    return [bool(run.failed) for run in one.stored if run.run == one.cell.arm(name).run]
 
 
 def _own(results: Sequence[Result]) -> str:

@@ -7,6 +7,7 @@ from refusals import fl_refused
 from benchmarks.papers import CLAIMS, adapters, cells, find, page
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
 from benchmarks.papers.recipes import fedmr, femam
+from benchmarks.papers.stored import Stored
 from benchmarks.papers.verdict import MEASURES, Result, result
 
 
@@ -106,7 +107,7 @@ def test_cells__what_was_run_before_there_were_cells_is_judged_as_the_pages_show
     assert one.verdict == "reproduced"
 
 
-def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_run_and_says_these_seeds():
+def test_cells__a_claim_is_judged_where_most_methods_and_then_two_seeds_were_run_and_says_these_seeds():
     (claim,) = [one for one in CLAIMS if "significantly improves" in one.text]
     split, hsu = (cells()[f"fedmr.table1.cifar10.lenet{kind}.dir0.1"] for kind in ("", "-hsu"))
     assert split.row == hsu.row
@@ -125,6 +126,19 @@ def test_cells__a_claim_is_judged_where_most_methods_and_then_most_seeds_were_ru
     assert judge(split=(2, 2, 2), hsu=(3, 3)) == ("not reproduced", "2 seeds")
     assert judge(split=(2, 3, 2), hsu=(3, 3, 1)) == ("not reproduced", "2 to 3 seeds")
     assert judge(split=(2, 2, 2), hsu=(2, 2, 2)) == ("ordering reproduced", "2 seeds")
+    assert judge(split=(3, 3, 3), hsu=(3, 3, 2)) == ("ordering reproduced", "2 to 3 seeds")  # two seeds are enough
+
+
+def test_cells__the_best_rival_is_shown_if_any_of_its_runs_is_sound():
+    cell = cells()["fedmr.smaller.accuracy.dir0.5"]
+    values = {"fedmr": [50.0], "fedavg": [49.0], "fedexp": [51.0], "clusamp": [52.0]}
+
+    def run(name, seed, failed):
+        return Stored(cell.arm(name).run, seed, 9, 9, "", "", "", "", "", {}, failed, ())
+
+    runs = (run("fedexp", 0, "diverged"), run("fedexp", 1, ""), run("clusamp", 0, "diverged"))
+    one = Result(cell, 9, 9, (values,), ("not reproduced",), runs, begun=True)
+    assert page._ours(one, cell.comparisons[0], values) == "fedmr 50.00 (1)<br>fedexp 51.00 (1), 1 of 2 diverged"
 
 
 @pytest.mark.parametrize(
