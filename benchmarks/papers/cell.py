@@ -117,7 +117,7 @@ class Cell:
             image, and no number in its text.
         pattern: the ids of the cells that it shares a line with on the page while none of them has been run.
         settings: what differs from the paper's text; "" if nothing does.
-        row: the id of the paper's cell, which several settings may try to reproduce.
+        row: an id that cells share which try to reproduce the same in several settings.
         command: for cells without arms, what computes the like of a run.
     """
 

@@ -209,7 +209,7 @@ def _smaller() -> Iterator[Cell]:
                         "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
              Comparison("trace of the test loss's Hessian", "trace", "first", both, larger=False),
              Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
-            f"{flat}DATA", said,
+            f"{flat}DATA", said, row=f"{flat}{name.removesuffix('-hsu')}",
         )  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             decided = [word for word in known if word in DECIDED] or [UNDECIDED]
             word = max(decided, key=VERDICTS.index) + f" ({SMALLER})" * smaller
-            return word, f"{len(known)} of {len(rows)} cells, {each} each: {counts}"
+            return word, f"{len(known)} of {len(rows)} cell{'s' * (len(rows) > 1)}, {each} each: {counts}"
     return claim.word, claim.elsewhere
 
 
