@@ -117,7 +117,7 @@ class Cell:
             image, and no number in its text.
         pattern: the ids of the cells that it shares a line with on the page while none of them has been run.
         settings: what differs from the paper's text; "" if nothing does.
-        row: an id that cells share which try to reproduce the same in several settings.
+        row: an id shared by cells that try to reproduce the same thing in different settings.
         command: for cells without arms, what computes the like of a run.
     """
 

@@ -174,7 +174,7 @@ def _both(
 
 
 def _long() -> Iterator[Cell]:
-    """Digits with as many rounds as Table 1's reconstruction, without and with the attack of two strengths."""
+    """Digits with as many rounds as Table 1's reconstruction, without and with attacks of two strengths."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         rounds = row("cifar10", "preresnet", mode, spread).config.rounds
         experiment = _DIGITS.replace(

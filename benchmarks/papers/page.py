@@ -41,9 +41,10 @@ _RULES = """## How to read the tables
 
 A row is a cell, or the cells of several data sets (`*`). Numbers in brackets count seeds; orders are those of means. An
 index counts from 0.9. Runs of rivals that diverged count neither in means nor in verdicts. A claim has the worst
-verdict of its cells. Of several settings that a paper's words allow, those count that have the most methods, then two
-seeds, then the nearest numbers. `other settings` (`smaller`) have smaller data, models or rounds than the paper, and
-count only while none of the paper's own cells was run; those on its data come first.
+verdict of its cells. Where the paper's text fits several settings, those count that have the most methods, then two
+seeds of each, then the best verdict; how many are worse elsewhere stands beside it. `other settings` (`smaller`) have
+smaller data, models or rounds than the paper, and count only while none of the paper's own cells was run; those on its
+data come first.
 
 [papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
 
@@ -60,8 +61,8 @@ _IN_WORDS = "in words"
 _COLOURS = {"reproduced": "✓", "ordering reproduced": "≈", "not reproduced": "✗"}
 _LEGEND = {
     "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
-    "femam": "The rival is the best that did not diverge. Local: on clients' own test data. Index: the adjusted Rand "
-    "index of the best level against the planted clusters.",
+    "femam": "The rival is the best with a run that did not diverge. Local: on clients' own test data. Index: the "
+    "adjusted Rand index of the best level against the planted clusters.",
     "fedfa": "The paper shows numbers, networks and settings only as images: our settings are guesses, its ranges are "
     "from the text. Attackers enlarge their updates 20 times in the paper, 20 or 5 times here.",
     "heterofl": "The numbers of Flower's baseline, one run each.",
@@ -147,9 +148,9 @@ def _claims(results: dict[str, Result]) -> str:
 def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     """Return the verdict on a claim and its reason.
 
-    It is that of the paper's own cells if any has been run whole, else of those in other settings. Where what the paper
-    says allows several settings, a cell is judged in those with the most methods, then with two seeds of each rather
-    than one, then in those that come nearest.
+    It is that of the paper's own cells if any has been run whole, else of those in other settings. Where the
+    paper's text fits several settings, a cell is judged in those with the most methods, then with two seeds of each
+    rather than one, then with the best verdict; the reason counts the cells that are worse in others.
     """
     for smaller in (False, True):
         rows: dict[str, list[tuple[list[int], str]]] = {}  # the number of seeds of each method, and the verdict
@@ -159,19 +160,26 @@ def judge_claim(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
                     numbers = [len(values) for values in one.values[claim.at].values()]
                     words.append((numbers, one.verdicts[claim.at]))
-        if judged := [
-            min(words, key=lambda word: (-len(word[0]), -min(2, *word[0]), VERDICTS.index(word[1])))
-            for words in rows.values()
-            if words
-        ]:
+        if judged := [min(words, key=_rank) for words in rows.values() if words]:
             known = [word for _, word in judged]
             seeds = {number for numbers, _ in judged for number in numbers}
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             decided = [word for word in known if word in DECIDED] or [UNDECIDED]
             word = max(decided, key=VERDICTS.index) + f" ({SMALLER})" * smaller
-            return word, f"{len(known)} of {len(rows)} cell{'s' * (len(rows) > 1)}, {each} each: {counts}"
+            worse = sum(
+                any(VERDICTS.index(best) < VERDICTS.index(other) for _, other in words if other in DECIDED)
+                for best, words in zip(known, filter(None, rows.values()))
+            )
+            elsewhere = f"; {worse} worse in another setting" * bool(worse)
+            return word, f"{len(known)} of {len(rows)} cell{'s' * (len(rows) > 1)}, {each} each: {counts}{elsewhere}"
     return claim.word, claim.elsewhere
+
+
+def _rank(judged: tuple[list[int], str]) -> tuple[int, int, int]:
+    """How early a setting comes among those of a cell: numbers of seeds of its methods, and its verdict."""
+    seeds, word = judged
+    return -len(seeds), -min(2, *seeds), VERDICTS.index(word)
 
 
 def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
@@ -273,7 +281,7 @@ def _ratios(results: Sequence[Result]) -> list[tuple[str, ...]]:
 
 
 def _ours(one: Result, comparison: Comparison, values: dict[str, list[float]]) -> str:
-    """Our numbers: the ratio; else the paper's method, and the others, or of many the best one that did not diverge."""
+    """Our numbers: the ratio; else the paper's method, and the others, or of many the best one with a sound run."""
     counts = sorted({len(values[name]) for name in values})
     if comparison.kind in ("ratio", "drop") and len(values) == len(comparison.arms):
         means = {name: fmean(those) for name, those in values.items()}

@@ -111,6 +111,7 @@ def test_cells__a_claim_is_judged_where_most_methods_and_then_two_seeds_were_run
     (claim,) = [one for one in CLAIMS if "significantly improves" in one.text]
     split, hsu = (cells()[f"fedmr.table1.cifar10.lenet{kind}.dir0.1"] for kind in ("", "-hsu"))
     assert split.row == hsu.row
+    assert cells()["fedmr.smaller.flat.cifar10"].row == cells()["fedmr.smaller.flat.cifar10-hsu"].row
 
     def judge(**seeds):
         results = {
@@ -119,6 +120,7 @@ def test_cells__a_claim_is_judged_where_most_methods_and_then_two_seeds_were_run
             for cell, kind, word in ((split, "split", "not reproduced"), (hsu, "hsu", "ordering reproduced"))
         }  # fmt: skip
         word, reason = page.judge_claim(claim, results)
+        assert reason.endswith("; 1 worse in another setting") == word.startswith("ordering")
         return word, reason.partition(", ")[2].partition(" each")[0]
 
     order = ("fedmr", "fedavg", "fedmut")
@@ -136,7 +138,7 @@ def test_cells__the_best_rival_is_shown_if_any_of_its_runs_is_sound():
     def run(name, seed, failed):
         return Stored(cell.arm(name).run, seed, 9, 9, "", "", "", "", "", {}, failed, ())
 
-    runs = (run("fedexp", 0, "diverged"), run("fedexp", 1, ""), run("clusamp", 0, "diverged"))
+    runs = (run("fedavg", 0, ""), run("fedexp", 0, "diverged"), run("fedexp", 1, ""), run("clusamp", 0, "diverged"))
     one = Result(cell, 9, 9, (values,), ("not reproduced",), runs, begun=True)
     assert page._ours(one, cell.comparisons[0], values) == "fedmr 50.00 (1)<br>fedexp 51.00 (1), 1 of 2 diverged"
 
