@@ -22,9 +22,9 @@ _COLUMNS = (
 )  # fmt: skip
 _INTRO = """# Which results of the papers hold
 
-The claims in the three papers' abstracts come first, then each paper's numbers beside ours. A *cell* is one comparison
-of a paper, and our runs for it. [How to read the tables](#how-to-read-the-tables). Details: [FedMR](fedmr.md),
-[FeMAM](femam.md), [FedFA](fedfa.md).
+The abstracts' claims come first, then each paper's numbers beside ours. A *cell* is one comparison, and our runs for
+it. [How to read the tables](#how-to-read-the-tables). Details: [FedMR](fedmr.md), [FeMAM](femam.md),
+[FedFA](fedfa.md).
 
 <div id="filter-rows"></div>
 """
@@ -43,10 +43,9 @@ A row is a cell, or the cells of several data sets (`*`). Numbers in brackets co
 index counts from 0.9. Runs of rivals that diverged count neither in means nor in verdicts. A claim has the worst
 verdict of its cells. Where the paper's text fits several settings, those count that have the most methods, then two
 seeds of each, then the best verdict; how many are worse elsewhere stands beside it. `other settings` (`smaller`) have
-smaller data, models or rounds than the paper, and count only while none of the paper's own cells was run; those on its
-data come first.
+smaller data, models or rounds than the paper, and count only while none of the paper's own cells was run.
 
-[papers.csv](papers.csv) has every method of every cell, with settings, rounds, deviations, dates and machines.
+[papers.csv](papers.csv) adds all methods, settings, rounds, deviations, dates and machines.
 
 ```sh
 # all cells, and what is stored of each
@@ -63,8 +62,8 @@ _LEGEND = {
     "fedmr": "The rise is the mean rise of the test loss within one filter norm of the model.",
     "femam": "The rival is the best with a run that did not diverge. Local: on clients' own test data. Index: the "
     "adjusted Rand index of the best level against the planted clusters.",
-    "fedfa": "The paper shows numbers, networks and settings only as images: our settings are guesses, its ranges are "
-    "from the text. Attackers enlarge their updates 20 times in the paper, 20 or 5 times here.",
+    "fedfa": "Settings are images in the paper: ours are guesses, its ranges are from the text. Attackers enlarge "
+    "their updates 20 times there, 20 or 5 times here.",
     "heterofl": "The numbers of Flower's baseline, one run each.",
     "depthfl": "The numbers of Flower's baseline, one run each, for the mean of all exits.",
     "adapters": "[Aggregators of adapters](../guides/finetune.md#how-adapters-are-aggregated): `fedit` is `fedavg`, "
@@ -198,9 +197,7 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         if numbers := [row for row in rows if row[2] != _IN_WORDS]:
             parts.append(_table(heads, numbers))
         if words := [row[:2] + row[3:] for row in rows if row[2] == _IN_WORDS]:
-            parts.append(
-                f"The paper says these {_IN_WORDS}, without numbers:\n\n{_table(heads[:2] + heads[3:], words)}"
-            )
+            parts.append(f"{_IN_WORDS.capitalize()}, without numbers:\n\n{_table(heads[:2] + heads[3:], words)}")
     own = [one for one in begun if one.cell.place == OWN and not shown]  # of others papers.csv has the numbers
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
@@ -213,7 +210,7 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         told = ", ".join(f"{place} ({count})" for place, count in counts.items())
         parts.append(f"Not run (with numbers of cells): {told}.\n")
     if images:
-        parts.append(f"Only images in the paper, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
+        parts.append(f"Images in the paper, so they cannot be known: {'; '.join(dict.fromkeys(images))}.\n")
     return "\n".join(parts)
 
 
