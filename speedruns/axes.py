@@ -1,13 +1,13 @@
 """The algebra of axes in one file: make any network narrower without knowing its class.
 
-    python speedruns/axes.py    # half a ResNet and half a ViT, in a few seconds of one core
+    python speedruns/axes.py    # halves a ResNet and a ViT, in a few seconds of one core
 
-To halve the width of a network one has to know which positions of which tensors belong together: a convolution's
-outputs, the norm after it, and all that is added to it. One forward pass on the meta device shows it. An axis is a
-product of digits: `view(B, N, 3, heads, dim)` shows three of them. Operations say which axes are the same; digits that
-are not fixed by the input, the output or an unknown operation are the widths of the network.
+To halve the width of a network you need to know which positions of which tensors belong together: a convolution's
+outputs, the norm after it, and everything added to it. One forward pass on the meta device shows this. An axis is a
+product of digits: `view(B, N, 3, heads, dim)` makes three digits of one axis. Each operation shows which axes are the
+same. Some digits are fixed by the input, the output or an unknown operation; the others are the network's widths.
 
-The library knows some 350 operations, sums, and orders of positions; this file what a ResNet and a ViT need.
+This file has rules for the operations of a ResNet and a ViT. The library has some 350, and also follows sums of axes.
 """
 
 import copy
@@ -21,47 +21,47 @@ from torch.utils._pytree import tree_leaves
 
 
 class Digit:
-    """Some positions of an axis. It may turn out to be a product of digits (`parts`), or the same as another digit.
+    """A factor of an axis. Tracing may show that it is a product of digits (`parts`), or the `same` as another digit.
 
-    `fixed` says why all of its positions have to stay; it is "" if they need not.
+    `fixed` is the reason why all of its positions have to stay, or "".
     """
 
     def __init__(self, size: int, fixed: str = "") -> None:
         self.size, self.fixed, self.same, self.parts = size, fixed, None, []
 
 
-Axis = list[Digit]  # a product, the last digit runs fastest; an axis of size 1 has none
+Axis = list[Digit]  # a product whose last digit runs fastest; an axis of size 1 has none
 
 
 def axis(size: int, fixed: str = "") -> Axis:
-    """An axis about which nothing is known yet."""
+    """Make an axis about which nothing is known yet."""
     return [Digit(size, fixed)] if size != 1 else []
 
 
 def digits(product: Axis) -> Axis:
-    """The digits of an axis, as they are known now."""
-    found = []
+    """Return the digits of an axis, as far as they are known."""
+    result = []
     for digit in product:
         while digit.same:
             digit = digit.same
-        found += digits(digit.parts) if digit.parts else [digit]
-    return found
+        result += digits(digit.parts) if digit.parts else [digit]
+    return result
 
 
 def fix(product: Axis, why: str) -> None:
-    """All positions of this axis have to stay."""
+    """Keep all positions of this axis."""
     for digit in digits(product):
         digit.fixed = digit.fixed or why
 
 
 def split(digit: Digit, last: int) -> Axis:
-    """A digit is a product of two, the last of which has this size."""
+    """Split a digit into two; the last one has this size."""
     digit.parts = [Digit(digit.size // last, digit.fixed), Digit(last, digit.fixed)]
     return digit.parts
 
 
 def unify(a: Axis, b: Axis) -> None:
-    """Two axes are one: their digits are split until they agree."""
+    """Make two axes one: split their digits until they agree."""
     a, b = digits(a), digits(b)
     while a and b:
         x, y = a.pop(), b.pop()
@@ -79,14 +79,14 @@ def unify(a: Axis, b: Axis) -> None:
 
 
 class Trace(TorchDispatchMode):
-    """Follows the axes of all tensors through the operations of a forward pass."""
+    """Follow the axes of all tensors through the operations of a forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.axes: dict[int, tuple[Tensor, list[Axis]]] = {}  # with the tensor, so that its id stays its own
+        self.axes: dict[int, tuple[Tensor, list[Axis]]] = {}  # the tensor is kept, so that no other gets its id
 
     def of(self, tensor: Tensor) -> list[Axis]:
-        """The axes of a tensor; those of one that nobody has made, such as a constant, are new."""
+        """Return the axes of a tensor. They are new if no operation made the tensor, as with a constant."""
         if id(tensor) not in self.axes:
             self.axes[id(tensor)] = tensor, [axis(size) for size in tensor.shape]
         return self.axes[id(tensor)][1]
@@ -95,24 +95,24 @@ class Trace(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         results = [t for t in (out if isinstance(out, tuple | list) else [out]) if isinstance(t, Tensor)]
         rule = OPERATIONS.get(function.overloadpacket.__name__, unknown)
-        for result, found in zip(results, rule(self, args, results)):
-            self.axes[id(result)] = result, found
+        for result, axes in zip(results, rule(self, args, results)):
+            self.axes[id(result)] = result, axes
         return out
 
 
 def unknown(trace: Trace, args: tuple, results: list[Tensor]) -> list[list[Axis]]:
-    """Whatever no rule knows keeps all it touches as it is: nothing is assumed."""
+    """Fix all axes of an operation without a rule."""
     for tensor in tree_leaves(args):
-        for each in trace.of(tensor) if isinstance(tensor, Tensor) else ():
-            fix(each, "unknown operation")
+        for product in trace.of(tensor) if isinstance(tensor, Tensor) else ():
+            fix(product, "unknown operation")
     return [[axis(size, "unknown operation") for size in result.shape] for result in results]
 
 
 def convolution(trace, args, results):
-    """[N, C, H, W] with weights [O, C / groups, h, w] gives [N, O, H', W']."""
+    """Follow [N, C, H, W] with weights [O, C / groups, h, w] to [N, O, H', W']."""
     x, weight, bias, groups = trace.of(args[0]), trace.of(args[1]), args[2], args[8]
-    for each in [*weight[2:], *([x[1], weight[0], weight[1]] if groups > 1 else [])]:
-        fix(each, "windows and groups")
+    for product in [*weight[2:], *([x[1], weight[0], weight[1]] if groups > 1 else [])]:
+        fix(product, "windows and groups")
     if groups == 1:
         unify(x[1], weight[1])
     unify(trace.of(bias)[0], weight[0]) if bias is not None else None
@@ -120,26 +120,26 @@ def convolution(trace, args, results):
 
 
 def matrix_product(trace, args, results):
-    """`mm`, `bmm`: [..., n, k] times [..., k, m] gives [..., n, m]; `addmm` has a bias [m] before them."""
+    """Follow `mm` and `bmm`, [..., n, k] times [..., k, m], to [..., n, m]; `addmm` has a bias [m] before them."""
     *bias, a, b = (trace.of(arg) for arg in args)
-    for one, other in [(a[-1], b[-2]), *zip(a[:-2], b[:-2]), *((each[-1], b[-1]) for each in bias)]:
-        unify(one, other)
+    for left, right in [(a[-1], b[-2]), *zip(a[:-2], b[:-2]), *((axes[-1], b[-1]) for axes in bias)]:
+        unify(left, right)
     return [[*a[:-1], b[-1]]]
 
 
 def elementwise(trace, args, results):
-    """Position by position: axes of the operands are the same, unless they are broadcast."""
-    found: list[Axis] = [[] for _ in results[0].shape]
+    """Make the operands' axes the same, except those that are broadcast."""
+    axes: list[Axis] = [[] for _ in results[0].shape]
     for operand in (arg for arg in args if isinstance(arg, Tensor)):
-        for place, each in enumerate(reversed(trace.of(operand)), 1):
-            if digits(each):
-                unify(each, found[-place])
-                found[-place] = found[-place] or each
-    return [found, *([axis(size) for size in result.shape] for result in results[1:])]
+        for place, product in enumerate(reversed(trace.of(operand)), 1):
+            if digits(product):
+                unify(product, axes[-place])
+                axes[-place] = axes[-place] or product
+    return [axes, *([axis(size) for size in result.shape] for result in results[1:])]
 
 
 def norm(trace, args, results):
-    """Batch norms scale channels, layer norms the last axis; both have a vector for each of their tensors."""
+    """Unify the vectors of a batch norm with the channels, and those of a layer norm with the last axis."""
     x = trace.of(args[0])
     along = x[-1] if isinstance(args[1], list | tuple) else x[1]
     for tensor in (arg for arg in args[1:5] if isinstance(arg, Tensor)):
@@ -148,8 +148,8 @@ def norm(trace, args, results):
 
 
 def view(trace, args, results):
-    """The digits of all axes in a row are dealt out anew."""
-    row, found = [digit for each in trace.of(args[0]) for digit in digits(each)], []
+    """Group the digits of all axes, in their order, into axes of the new sizes."""
+    row, axes = [digit for product in trace.of(args[0]) for digit in digits(product)], []
     for size in reversed(results[0].shape):
         taken: Axis = []
         while (left := size // math.prod(digit.size for digit in taken)) > 1:
@@ -160,49 +160,49 @@ def view(trace, args, results):
             elif left % digit.size:
                 raise NotImplementedError(f"a view as {tuple(results[0].shape)} that cuts through a digit")
             taken.insert(0, digit)
-        found.insert(0, taken)
-    return [found]
+        axes.insert(0, taken)
+    return [axes]
 
 
 def permute(trace, args, results):
-    """Axes in another order."""
+    """Reorder the axes."""
     x = trace.of(args[0])
     return [[x[place] for place in args[1]]]
 
 
 def transpose(trace, args, results):
-    """Two axes change places; `t` means both of a matrix."""
+    """Swap two axes; `t` swaps both of a matrix."""
     x = list(trace.of(args[0]))
     i, j = args[1:] or (0, 1)
     x[i], x[j] = x[j], x[i]
     return [x]
 
 
-def picked(trace, args, results):
-    """`select`, `unbind`, `slice`: what is picked by its place has to stay there."""
+def pick(trace, args, results):
+    """Fix the axis along which `select`, `unbind` or `slice` picks positions."""
     x, place, result = list(trace.of(args[0])), args[1] if len(args) > 1 else 0, results[0]
     fix(x[place], "positions are picked")
     x[place : place + 1] = [axis(result.shape[place], "positions are picked")] * (result.ndim == len(x))
     return [x for _ in results]
 
 
-def joined(trace, args, results):
-    """`cat`: the axis along which tensors are joined stays whole here, the others are the same."""
-    along, found = args[1] % results[0].ndim if len(args) > 1 else 0, list(trace.of(args[0][0]))
+def concatenate(trace, args, results):
+    """Fix the axis along which `cat` joins tensors, and unify the others."""
+    along, axes = args[1] % results[0].ndim if len(args) > 1 else 0, list(trace.of(args[0][0]))
     for x in map(trace.of, args[0]):
-        fix(x[along], "it is joined to another")
-        for place, each in enumerate(x):
-            unify(each, found[place]) if place != along else None
-    found[along] = axis(results[0].shape[along], "it is joined of others")
-    return [found]
+        fix(x[along], "it is concatenated")
+        for place, product in enumerate(x):
+            unify(product, axes[place]) if place != along else None
+    axes[along] = axis(results[0].shape[along], "it is a concatenation")
+    return [axes]
 
 
-def resized(trace, args, results):
-    """Pooling and means over pixels, and broadcasting: an axis of another size is a new one, the others stay."""
+def resize(trace, args, results):
+    """Replace the axes whose size changes by pooling, a mean over pixels or broadcasting."""
     x, result = trace.of(args[0]), results[0]
     if result.ndim < len(x):
-        x = [each for place, each in enumerate(x) if place not in args[1] and place - len(x) not in args[1]]
-    same = [math.prod(digit.size for digit in digits(each)) == size for each, size in zip(x, result.shape)]
+        x = [product for place, product in enumerate(x) if place not in args[1] and place - len(x) not in args[1]]
+    same = [math.prod(digit.size for digit in digits(product)) == size for product, size in zip(x, result.shape)]
     return [[a if stays else axis(size, "pixels") for a, stays, size in zip(x, same, result.shape)] for _ in results]
 
 
@@ -214,16 +214,16 @@ RULES = {
     view: "view _unsafe_view",
     permute: "permute",
     transpose: "transpose t",
-    picked: "select unbind slice",
-    joined: "cat",
-    resized: "mean max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d expand",
+    pick: "select unbind slice",
+    concatenate: "cat",
+    resize: "mean max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d expand",
 }
 OPERATIONS = {name: rule for rule, names in RULES.items() for name in names.split()}
 
 
 # Cutting -----------------------------------------------------------------------------------------------------------
 
-ATTRIBUTES = {  # numbers of a module that say how large its tensors are: name -> tensor, axis, and which of its digits
+ATTRIBUTES = {  # of a module, which say how large its tensors are: name -> tensor, axis, first digit (None: all)
     "in_features": ("weight", 1, None), "out_features": ("weight", 0, None), "in_channels": ("weight", 1, None),
     "out_channels": ("weight", 0, None), "num_features": ("weight", 0, None), "normalized_shape": ("weight", 0, None),
     "head_dim": ("qkv.weight", 0, -1), "attn_dim": ("proj.weight", 1, None),
@@ -231,54 +231,54 @@ ATTRIBUTES = {  # numbers of a module that say how large its tensors are: name -
 
 
 def solve(model: nn.Module, image: Tensor) -> dict[str, list[Axis]]:
-    """The axes of every parameter and buffer of a model, after one forward pass; the model is not changed."""
+    """Return the axes of every parameter and buffer of a model, from one forward pass on a copy."""
     ghost = copy.deepcopy(model).to("meta").eval()
     named = dict([*ghost.named_parameters(), *ghost.named_buffers()])
     trace, image = Trace(), image.to("meta")
-    for each in trace.of(image):
-        fix(each, "the input")
+    for product in trace.of(image):
+        fix(product, "the input")
     with torch.no_grad(), trace:
         out = ghost(image)
-    for each in trace.of(out):
-        fix(each, "the output")
-    solved = {name: [digits(each) for each in trace.of(tensor)] for name, tensor in named.items()}
-    for axes in solved.values():  # of heads and their dimension only the latter shrinks
-        for each in axes:
-            fix([digit for digit in each if not digit.fixed][:-1], "heads")
+    for product in trace.of(out):
+        fix(product, "the output")
+    solved = {name: [digits(product) for product in trace.of(tensor)] for name, tensor in named.items()}
+    for axes in solved.values():  # an axis of heads times dimension shrinks by its dimension only
+        for product in axes:
+            fix([digit for digit in product if not digit.fixed][:-1], "heads")
     return solved
 
 
 def positions(product: Axis, rate: float) -> Tensor:
-    """Which positions of an axis stay: of each width the first ones."""
-    kept = torch.zeros(1, dtype=torch.int64)
+    """Return the positions of an axis that stay, the first ones of each width."""
+    result = torch.zeros(1, dtype=torch.int64)
     for digit in product:
         stay = digit.size if digit.fixed else math.ceil(digit.size * rate)
-        kept = (kept[:, None] * digit.size + torch.arange(stay)).flatten()
-    return kept
+        result = (result[:, None] * digit.size + torch.arange(stay)).flatten()
+    return result
 
 
 def narrow(model: nn.Module, rate: float, image: Tensor) -> nn.Module:
-    """A copy of a model in which each of its widths has this share of its positions."""
+    """Return a copy of a model that keeps this share of each width's positions."""
     solved, small = solve(model, image), copy.deepcopy(model)
     for path, module in small.named_modules():
-        for attribute, (tensor, place, which) in ATTRIBUTES.items():
+        for attribute, (tensor, place, first) in ATTRIBUTES.items():
             axes = solved.get(f"{path}.{tensor}".lstrip("."))
             if axes and hasattr(module, attribute):
-                number = len(positions(axes[place] if which is None else axes[place][which:], rate))
+                number = len(positions(axes[place][first:], rate))
                 setattr(module, attribute, (number,) if attribute == "normalized_shape" else number)
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             cut = tensor.detach()
-            for place, each in enumerate(solved[f"{path}.{name}".lstrip(".")]):
-                cut = cut.index_select(place, positions(each, rate))
+            for place, product in enumerate(solved[f"{path}.{name}".lstrip(".")]):
+                cut = cut.index_select(place, positions(product, rate))
             setattr(module, name, nn.Parameter(cut) if isinstance(tensor, nn.Parameter) else cut)
     return small
 
 
 def widths(model: nn.Module, image: Tensor) -> list[str]:
-    """Each width of a model, with the places that it runs along."""
+    """Describe each width of a model by its size and the tensors' axes that it runs along."""
     members: dict[Digit, list[str]] = {}
     for name, axes in solve(model, image).items():
-        for place, digit in ((place, digit) for place, each in enumerate(axes) for digit in each):
+        for place, digit in ((place, digit) for place, product in enumerate(axes) for digit in product):
             members.setdefault(digit, []).append(f"{name}[{place}]")
     return [f"{d.size:4} {textwrap.shorten(' '.join(at), 100)}" for d, at in members.items() if not d.fixed]
 

@@ -4,13 +4,14 @@
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures" (ECML-PKDD 2024), algorithms 1 to 3. Twenty clients
 hold handwritten digits, and four sizes of one ResNet. A client's model is a part of the global one: the leading
-channels of every layer, and the first blocks of every section. It comes back trained, is made as deep as the global
-model again (its last block stands for those that it lacks), and is scaled, layer by layer, so that no client outweighs
-the others by the size of its weights. Then each weight of the global model is the mean over the clients that have it.
+channels of every layer, and the first blocks of every section. After local training the server makes it as deep as the
+global model (copies of its last block stand for the blocks that it lacks), and scales each layer, so that no client
+outweighs the others because its weights are large. Each weight of the global model becomes the mean over the clients
+that have it.
 
-Everything is here: the data, who holds what, the model, cutting and growing it, local training, and the test. Nothing
-is imported but torch, NumPy, and scikit-learn for the data. A model is a dict of tensors; which blocks it has is seen
-by their names. A round computes what the library's `fedfa` does with such settings, but for rounding.
+The whole method is in this file: data, partition, model, cutting, grafting, local training, test. It imports only
+torch, NumPy, and scikit-learn for the data. A model is a dict of tensors; their names say which blocks it has. Up to
+rounding, a round computes what the library's `fedfa` computes with these settings.
 """
 
 import math
@@ -30,10 +31,10 @@ from torch.optim.sgd import sgd
 SEED = 0
 ROUNDS, CLIENTS, PARTICIPANTS = 20, 20, 5
 EPOCHS, BATCH, LR, MOMENTUM = 5, 10, 0.05, 0.9
-ALPHA, LEAST = 0.5, 10  # of the Dirichlet distribution; samples that each client has at least
+ALPHA, LEAST = 0.5, 10  # of the Dirichlet distribution; smallest number of samples per client
 CHANNELS, DEPTH = (8, 16, 32), 3  # of each section; blocks of each section
 SIZES = ((0.5, 2), (0.5, 3), (1.0, 2), (1.0, 3))  # width and depth: client k has size k modulo 4
-QUANTILE = 0.95  # share of a layer's weights, the smallest, over which its norm is computed
+QUANTILE = 0.95  # a layer's norm is of this share of its weights, the smallest ones
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 State = dict[str, Tensor]  # a model's parameters by name; a stack has a leading axis of models
@@ -43,12 +44,12 @@ State = dict[str, Tensor]  # a model's parameters by name; a stack has a leading
 
 
 def stream(purpose: str, number: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The seeds of one purpose, round and client."""
+    """Return the seeds of one purpose, round and client."""
     return np.random.SeedSequence([SEED, zlib.crc32(purpose.encode()), number, client])
 
 
 def generator(purpose: str, number: int = 0, client: int = 0) -> torch.Generator:
-    """A torch generator for one purpose, round and client."""
+    """Return a torch generator for one purpose, round and client."""
     high, low = stream(purpose, number, client).generate_state(2, np.uint32).tolist()
     return torch.Generator().manual_seed(high << 31 ^ low)
 
@@ -57,7 +58,7 @@ def generator(purpose: str, number: int = 0, client: int = 0) -> torch.Generator
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1,437 training and 360 test images, float [n, 1, 8, 8] in [-1, 1], and their labels."""
+    """Return 1,437 training and 360 test images, float [n, 1, 8, 8] in [-1, 1], each with their labels."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
     x, test_x, y, test_y = (torch.from_numpy(part).to(DEVICE) for part in parts)
@@ -65,7 +66,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def partition(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Deal the samples out: each client has a mixture of classes of its own, drawn from a Dirichlet distribution."""
+    """Partition the samples: a Dirichlet distribution gives each client its own mixture of classes."""
     while True:
         owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(CLIENTS, dtype=np.int64)
         for label in np.unique(labels):
@@ -83,7 +84,7 @@ def partition(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
 
 
 def initial() -> State:
-    """The weights of the global model: He's normal initialisation; norms begin as the identity."""
+    """Initialise the global model: He's normal distribution for weights, the identity for norms."""
     draws, state, before = generator("weights"), {}, CHANNELS[0]
 
     def conv(name: str, inputs: int, outputs: int, kernel: int) -> None:
@@ -110,7 +111,7 @@ def initial() -> State:
 
 
 def forward(state: State, x: Tensor) -> Tensor:
-    """Logits [n, 10] of images [n, 1, 8, 8], whatever the model's width and depth."""
+    """Compute the logits [n, 10] of images [n, 1, 8, 8] with a model of any width and depth."""
 
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
         weight = state[f"{name}.weight"]
@@ -130,19 +131,19 @@ def forward(state: State, x: Tensor) -> Tensor:
     return F.linear(active("tail.norm", x).mean((2, 3)), state["head.weight"], state["head.bias"])
 
 
-# Cutting and growing -----------------------------------------------------------------------------------------------
+# Cutting and grafting ----------------------------------------------------------------------------------------------
 
 
 def block_of(name: str) -> tuple[str, int, str] | None:
-    """The section, the number and the rest of a name within a block: ("section2", 1, "conv1.weight")."""
-    found = re.fullmatch(r"(section\d+)\.(\d+)\.(.*)", name)
-    return found and (found[1], int(found[2]), found[3])
+    """Split a name within a block into section, number and rest: ("section2", 1, "conv1.weight")."""
+    match = re.fullmatch(r"(section\d+)\.(\d+)\.(.*)", name)
+    return match and (match[1], int(match[2]), match[3])
 
 
 def cut(full: State, width: float, depth: int) -> State:
-    """The part of the global model that a client gets (algorithm 3): first blocks, leading channels.
+    """Cut a client's part out of the global model (algorithm 3): first blocks, leading channels.
 
-    What is counted by the data, colours and classes, is not cut.
+    The data fix the numbers of colours and classes, so these stay.
     """
     result = {}
     for name, tensor in full.items():
@@ -156,8 +157,8 @@ def cut(full: State, width: float, depth: int) -> State:
     return result
 
 
-def grafted(small: State, depth: int) -> State:
-    """A client's model as deep as the global one (algorithm 2): its last block of a section stands for the others."""
+def graft(small: State, depth: int) -> State:
+    """Make a client's model as deep as the global one (algorithm 2) with copies of each section's last block."""
     result = dict(small)
     for name, tensor in small.items():
         if (block := block_of(name)) and block[1] == depth - 1:
@@ -166,17 +167,17 @@ def grafted(small: State, depth: int) -> State:
 
 
 def percentile_norm(tensors: list[Tensor]) -> Tensor:
-    """The norm of a layer's weights without the largest 5%, which attackers and outliers would show in."""
+    """Return the norm of a layer's weights without the largest 5%, where attackers and outliers would show."""
     magnitudes = torch.cat([tensor.flatten() for tensor in tensors]).abs()
     rank = math.floor(QUANTILE * (len(magnitudes) - 1))
     return magnitudes[magnitudes <= magnitudes.kthvalue(rank + 1).values].double().norm()
 
 
-def averaged(models: list[State], sizes: list[int], old: State) -> State:
-    """Algorithm 1, lines 12 to 24: scale each layer of each model to the clients' mean norm, then take the mean.
+def average(models: list[State], sizes: list[int], old: State) -> State:
+    """Scale each layer of each model to the clients' mean norm, then take the mean (algorithm 1, lines 12 to 24).
 
-    An element of the global model counts over the clients that have it, by their numbers of samples; what nobody has
-    stays as it is.
+    Each element of the global model is the mean over the clients that have it, weighted by their samples. Without such
+    a client it keeps its value.
     """
     factors: dict[str, Tensor] = {}
     for layer in {name.rpartition(".")[0]: None for name in old}:
@@ -198,14 +199,14 @@ def averaged(models: list[State], sizes: list[int], old: State) -> State:
 
 
 def batches(part: Tensor, client: int, number: int) -> Tensor:
-    """The samples of a client's steps in a round, [steps, BATCH]; the last batch of an epoch is filled up."""
+    """Return the samples of a client's steps in a round, [steps, BATCH]; the last batch of an epoch is filled up."""
     draws, n = generator("batches", number, client), len(part)
     positions = torch.arange(-(-n // BATCH) * BATCH) % n
     return torch.cat([part[torch.randperm(n, generator=draws)[positions]] for _ in range(EPOCHS)]).view(-1, BATCH)
 
 
 def train(starts: list[State], steps: list[Tensor], x: Tensor, y: Tensor) -> list[State]:
-    """Train models of one size side by side: SGD with momentum. Those that make most steps come first."""
+    """Train models of one size side by side by SGD with momentum. Those with the most steps come first."""
     order = sorted(range(len(steps)), key=lambda k: -len(steps[k]))
     params = {name: torch.stack([starts[k][name] for k in order]) for name in starts[0]}
     memory = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
@@ -215,8 +216,8 @@ def train(starts: list[State], steps: list[Tensor], x: Tensor, y: Tensor) -> lis
         return F.cross_entropy(forward(params, x), y)
 
     for s in range(index.shape[1]):
-        active = sum(len(each) > s for each in steps)
-        now = {name: tensor[:active] for name, tensor in params.items()}  # views: what changes here changes there
+        active = sum(len(samples) > s for samples in steps)
+        now = {name: tensor[:active] for name, tensor in params.items()}  # views: the step below writes into params
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
         at = index[:active, s]
         gradients = torch.autograd.grad(vmap(loss)(leaves, x[at], y[at]).sum(), list(leaves.values()))
@@ -229,26 +230,26 @@ def train(starts: list[State], steps: list[Tensor], x: Tensor, y: Tensor) -> lis
 
 @torch.no_grad()
 def accuracy(state: State, x: Tensor, y: Tensor) -> float:
-    """The share of images that a model gets right."""
+    """Return the share of images that a model classifies correctly."""
     return (forward(state, x).argmax(1) == y).double().mean().item()
 
 
 def main() -> State:
-    """Algorithm 1. Returns the trained global model."""
-    assert min(depth for _, depth in SIZES) > 1, "a section's first block changes the shape: it cannot stand for others"
+    """Run algorithm 1, and return the trained global model."""
+    assert min(depth for _, depth in SIZES) > 1, "a section's first block changes the shape, so copies of it do not fit"
     x, y, test_x, test_y = digits()
     parts = partition(y.cpu().numpy(), np.random.default_rng(stream("partition")))
     model, begin = initial(), time.perf_counter()
     for number in range(1, ROUNDS + 1):
         clients = torch.randperm(CLIENTS, generator=generator("sample", number))[:PARTICIPANTS].tolist()
         trained = {}
-        for size in SIZES:  # all clients of one size are one program
+        for size in SIZES:  # clients of one size train as one program
             alike = [client for client in clients if SIZES[client % len(SIZES)] == size]
             if alike:
                 steps = [batches(parts[client], client, number) for client in alike]
                 trained |= zip(alike, train([cut(model, *size)] * len(alike), steps, x, y))
-        deep = [grafted(trained[client], SIZES[client % len(SIZES)][1]) for client in clients]
-        model = averaged(deep, [len(parts[client]) for client in clients], model)
+        deep = [graft(trained[client], SIZES[client % len(SIZES)][1]) for client in clients]
+        model = average(deep, [len(parts[client]) for client in clients], model)
         print(f"round {number:2}: {accuracy(model, test_x, test_y):.2%}")
     for width, depth in SIZES:
         print(f"width {width}, depth {depth}: {accuracy(cut(model, width, depth), test_x, test_y):.2%}")
@@ -257,5 +258,5 @@ def main() -> State:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors are so small that threads of a CPU would wait for each other
+    torch.set_num_threads(1)  # on tensors this small, CPU threads only wait for each other
     main()

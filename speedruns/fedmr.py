@@ -3,13 +3,12 @@
     python speedruns/fedmr.py    # 96.7% after 40 rounds; 13 s on one core of an Intel Xeon with torch 2.14
 
 Hu et al., "Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination" (KDD 2024),
-algorithm 1. Twenty clients hold handwritten digits, each a mixture of classes of its own. Five of them train in a
-round, all five as one program. The server then does not send their mean to everybody: it keeps five models, and
-recombines them, layer by layer. The mean is only what is tested and deployed.
+algorithm 1. Twenty clients hold handwritten digits, each its own mixture of classes. Five of them train in a round, all
+five as one program. The server keeps five models and shuffles their layers among them. It takes the mean of the five
+only to test and deploy it.
 
-Everything is here: the data, who holds what, the model, the clients' training, recombination, and the test. Nothing is
-imported but torch, NumPy, and scikit-learn for the data. On a CPU the numbers are those of
-`python -m fl.run --backend vmap`, bit for bit.
+The whole method is in this file: data, partition, model, local training, recombination, test. It imports only torch,
+NumPy, and scikit-learn for the data. On a CPU it prints the numbers of `python -m fl.run --backend vmap`, bit for bit.
 """
 
 import time
@@ -27,23 +26,23 @@ from torch.optim.sgd import sgd
 SEED = 0
 ROUNDS, CLIENTS, PARTICIPANTS = 40, 20, 5
 EPOCHS, BATCH, LR, MOMENTUM = 5, 10, 0.02, 0.9
-ALPHA, LEAST = 0.5, 10  # of the Dirichlet distribution; samples that each client has at least
+ALPHA, LEAST = 0.5, 10  # of the Dirichlet distribution; smallest number of samples per client
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 State = dict[str, Tensor]  # a model's parameters by name; a stack has a leading axis of models
 
 
 # Randomness --------------------------------------------------------------------------------------------------------
-# Whatever is random has a stream of its own, named by its purpose, so that no draw depends on the order of others.
+# Each random choice has its own stream, named by its purpose, so that no draw depends on the order of the others.
 
 
 def stream(purpose: str, number: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The seeds of one purpose, round and client."""
+    """Return the seeds of one purpose, round and client."""
     return np.random.SeedSequence([SEED, zlib.crc32(purpose.encode()), number, client])
 
 
 def generator(purpose: str, number: int = 0, client: int = 0) -> torch.Generator:
-    """A torch generator for one purpose, round and client."""
+    """Return a torch generator for one purpose, round and client."""
     high, low = stream(purpose, number, client).generate_state(2, np.uint32).tolist()
     return torch.Generator().manual_seed(high << 31 ^ low)
 
@@ -52,7 +51,7 @@ def generator(purpose: str, number: int = 0, client: int = 0) -> torch.Generator
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1,437 training and 360 test images, float [n, 1, 8, 8] in [-1, 1], and their labels."""
+    """Return 1,437 training and 360 test images, float [n, 1, 8, 8] in [-1, 1], each with their labels."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
     x, test_x, y, test_y = (torch.from_numpy(part).to(DEVICE) for part in parts)
@@ -60,10 +59,10 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def partition(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Deal the samples out: each client has a mixture of classes of its own (section 5.1).
+    """Partition the samples: each client has its own mixture of classes (section 5.1).
 
-    Each class is shared out by a draw from a Dirichlet distribution; clients that already have an equal part of all
-    samples get no more. The whole draw is repeated until every client has some samples.
+    A draw from a Dirichlet distribution splits each class among the clients. A client that already has an equal part of
+    all samples gets no more. The whole draw is repeated until every client has at least LEAST samples.
     """
     while True:
         owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(CLIENTS, dtype=np.int64)
@@ -82,7 +81,7 @@ def partition(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
 
 
 def cnn() -> nn.Module:
-    """McMahan's convolutional network (AISTATS 2017), for images of 8 by 8 pixels."""
+    """Build McMahan's convolutional network (AISTATS 2017) for images of 8 by 8 pixels."""
     parts = {
         "conv1": nn.Conv2d(1, 32, 5, padding=2), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
         "conv2": nn.Conv2d(32, 64, 5, padding=2), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
@@ -94,7 +93,7 @@ def cnn() -> nn.Module:
     draws = generator("weights")
     for name, part in parts.items():
         net.add_module(name, part)
-        if isinstance(part, nn.Conv2d | nn.Linear):  # torch's own default, from a generator of our own
+        if isinstance(part, nn.Conv2d | nn.Linear):  # torch's default, from this generator
             bound = 1 / part.weight[0].numel() ** 0.5
             nn.init.kaiming_uniform_(part.weight, a=5**0.5, generator=draws)
             nn.init.uniform_(part.bias, -bound, bound, generator=draws)
@@ -105,9 +104,10 @@ def cnn() -> nn.Module:
 
 
 def batches(part: Tensor, client: int, number: int) -> Tensor:
-    """The samples of a client's steps in a round, [steps, BATCH]: in each epoch all of its samples in random order.
+    """Return the samples of a client's steps in a round, [steps, BATCH].
 
-    The last batch of an epoch is filled up from the beginning of the same order.
+    Each epoch has all of the client's samples in random order. If its last batch is not full, the first samples of the
+    same order fill it.
     """
     draws, n = generator("batches", number, client), len(part)
     positions = torch.arange(-(-n // BATCH) * BATCH) % n
@@ -117,8 +117,8 @@ def batches(part: Tensor, client: int, number: int) -> Tensor:
 def train(net: nn.Module, slots: State, steps: list[Tensor], x: Tensor, y: Tensor) -> State:
     """Train K models side by side, each on the batches of its client: SGD with momentum, which starts at zero.
 
-    `vmap` makes one step of K models one call on stacked tensors. Clients with more samples make more steps, so the
-    models are sorted: those that still train are always the first ones.
+    `vmap` turns one step of K models into one call on stacked tensors. Clients with more samples take more steps, so
+    the models are sorted by their steps: the first ones always still train.
     """
     order = torch.tensor(sorted(range(len(steps)), key=lambda k: -len(steps[k])))
     params = {name: tensor[order.to(DEVICE)] for name, tensor in slots.items()}
@@ -131,10 +131,10 @@ def train(net: nn.Module, slots: State, steps: list[Tensor], x: Tensor, y: Tenso
 
     for s in range(counts[0]):
         active = sum(count > s for count in counts)
-        now = {name: tensor[:active] for name, tensor in params.items()}  # views: what changes here changes there
+        now = {name: tensor[:active] for name, tensor in params.items()}  # views: the step below writes into params
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
         at = index[:active, s]
-        # Clients share nothing, so the gradient of the sum is each one's own gradient.
+        # The models share no parameter, so the gradient of the summed loss is each model's own gradient.
         losses = vmap(loss)(leaves, x[at], y[at])
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         sgd(
@@ -148,8 +148,8 @@ def train(net: nn.Module, slots: State, steps: list[Tensor], x: Tensor, y: Tenso
 # What the server does ----------------------------------------------------------------------------------------------
 
 
-def recombined(trained: State, layers: list[list[str]], number: int) -> State:
-    """Shuffle each layer among the K models (section 4.2.2): every layer of every model is used exactly once."""
+def recombine(trained: State, layers: list[list[str]], number: int) -> State:
+    """Shuffle each layer among the K models (section 4.2.2): every layer of every model is used once."""
     draws, k = generator("recombine", number), PARTICIPANTS
     result = {}
     for layer in layers:
@@ -159,19 +159,19 @@ def recombined(trained: State, layers: list[list[str]], number: int) -> State:
 
 
 def mean(trained: State) -> State:
-    """The model to deploy: the uniform mean of the K models. Recombination does not change it (Lemma 4.4)."""
+    """Return the model to deploy, the uniform mean of the K models. Recombination does not change it (Lemma 4.4)."""
     weights = torch.full((PARTICIPANTS,), 1 / PARTICIPANTS, dtype=torch.float64).float().to(DEVICE)
     return {name: (weights @ tensor.flatten(1)).view(tensor.shape[1:]) for name, tensor in trained.items()}
 
 
 @torch.no_grad()
 def accuracy(net: nn.Module, state: State, x: Tensor, y: Tensor) -> float:
-    """The share of images that a model gets right."""
+    """Return the share of images that a model classifies correctly."""
     return (functional_call(net, state, (x,)).argmax(1) == y).double().mean().item()
 
 
 def main() -> State:
-    """Algorithm 1. Returns the trained global model."""
+    """Run algorithm 1, and return the trained global model."""
     x, y, test_x, test_y = digits()
     parts = partition(y.cpu().numpy(), np.random.default_rng(stream("partition")))
     net = cnn()
@@ -183,12 +183,12 @@ def main() -> State:
         clients = torch.randperm(CLIENTS, generator=generator("sample", number))[:PARTICIPANTS].tolist()
         trained = train(net, slots, [batches(parts[c], c, number) for c in clients], x, y)
         deployed = mean(trained)
-        slots = recombined(trained, layers, number)
+        slots = recombine(trained, layers, number)
         print(f"round {number:2}: {accuracy(net, deployed, test_x, test_y):.2%}")
     print(f"{time.perf_counter() - begin:.1f} s on {DEVICE}, torch {torch.__version__}")
     return deployed
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors are so small that threads of a CPU would wait for each other
+    torch.set_num_threads(1)  # on tensors this small, CPU threads only wait for each other
     main()
