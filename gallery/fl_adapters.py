@@ -1,6 +1,6 @@
 """Adapters of low rank, and how servers average them
 
-A network that knows digits lying on their side learns upright ones: clients train matrices of rank 4 beside its layers.
+A network that knows digits lying on their side learns upright ones. Clients train matrices of rank 4 beside its layers.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Attack and defend
 
-A fifth of the clients send what they learnt from shuffled labels, enlarged. The server clips, or takes the median.
+A fifth of the clients train on shuffled labels and enlarge their updates. The server clips, or takes the median.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +12,7 @@ from fl.extensions.defence import Defence
 clients = {"partition": "iid", "participants": 10, "local_epochs": 2, "width": 0.25}
 attack = AttackOptions(share=0.2, amplify=10.0)
 cases = {
-    "nobody attacks": {},
+    "no attack": {},
     "attacked": {"attack": attack},
     "attacked, median": {"attack": attack, "defence": Defence(rule="median")},
     "attacked, clipped": {"attack": attack, "defence": Defence(clip=1.0)},

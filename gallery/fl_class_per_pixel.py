@@ -1,6 +1,6 @@
 """Segment shapes with a small U-Net
 
-Clients learn the class of each pixel from noisy squares and discs: images, their masks, and what was found.
+Clients learn the class of each pixel from noisy squares and discs. The figure shows images, masks and predictions.
 """
 
 import matplotlib.pyplot as plt
@@ -25,6 +25,6 @@ net = nn.Sequential(nn.Conv2d(1, 12, 5, padding=2), nn.ReLU(), deep, nn.Conv2d(3
 config = fl.Config.of(algorithm="fedavg", partition="iid", clients=6, rounds=12, loss="dice_cross_entropy", flip=True)
 final = fl.simulate(config, "runs/pixels", dataset=data, model=net)["final"]
 print(f"mean IoU {final['mean_iou']:.1%}, mean Dice {final['dice']:.1%}")
-found = fl.load_model("runs/pixels", model=net)(data.test_x[:6]).argmax(1)
-plt.imshow(stack([data.test_x[:6, 0], data.test_y[:6], found]).transpose(1, 2).reshape(48, 96))
-plt.yticks([8, 24, 40], ["image", "mask", "found"]), plt.xticks([]), plt.title("Six test images"), plt.show()
+predicted = fl.load_model("runs/pixels", model=net)(data.test_x[:6]).argmax(1)
+plt.imshow(stack([data.test_x[:6, 0], data.test_y[:6], predicted]).transpose(1, 2).reshape(48, 96))
+plt.yticks([8, 24, 40], ["image", "mask", "predicted"]), plt.xticks([]), plt.title("Six test images"), plt.show()

@@ -1,6 +1,6 @@
 """Send a hundredth of an update
 
-Clients of two classes each send the largest entries of their updates. Remembering the rest makes up for most of it.
+Clients send only the largest entries of their updates. Adding the rest to the next update regains most accuracy.
 """
 
 import matplotlib.pyplot as plt

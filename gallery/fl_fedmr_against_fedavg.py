@@ -1,6 +1,6 @@
 """FedMR against FedAvg on digits
 
-FedMR shuffles the layers of its clients' models in place of averaging them, and so takes more rounds to learn.
+FedMR shuffles the layers of its clients' models instead of averaging them, so it takes more rounds to learn.
 """
 
 import subprocess

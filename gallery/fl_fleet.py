@@ -1,6 +1,6 @@
 """A fleet of widths and depths
 
-FedFA's clients hold models of other widths and depths. The picture shows how many of them hold which part of the whole.
+FedFA's clients hold models of different widths and depths. The picture shows how many hold each part of the full one.
 """
 
 import matplotlib.pyplot as plt

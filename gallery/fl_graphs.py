@@ -1,6 +1,6 @@
 """Graphs of unequal size
 
-Nodes, padded to the largest graph, their mask and the edges are three inputs of a graph network.
+A graph network has three inputs: nodes (padded to the largest graph), their mask, and the edges.
 """
 
 import matplotlib.pyplot as plt
@@ -25,6 +25,6 @@ data = fl.Dataset.from_arrays({k: v[:200] for k, v in x.items()}, y[:200], {k: v
 net, rows = GraphNet(nn.Linear(1, 16), nn.Linear(16, 16), nn.Linear(16, 3)), []
 config = fl.Config.of(algorithm="fedavg", clients=5, partition="iid", rounds=15, optimizer="adam", lr=0.01)
 fl.simulate(config, "runs/graphs", dataset=data, model=net, on_round=rows.append)
-print(f"{rows[-1]['accuracy']:.1%} of rings, stars and complete graphs are told apart")
+print(f"{rows[-1]['accuracy']:.1%} of rings, stars and complete graphs are classified correctly")
 plt.plot(range(1, 16), [100 * row["accuracy"] for row in rows], "o-")
 plt.title("Rings, stars and complete graphs"), plt.xlabel("round"), plt.ylabel("test accuracy, %"), plt.show()

@@ -1,6 +1,6 @@
 """The loss landscape around a trained model
 
-A command measures the loss in two random directions around the models of runs, here after 2 and after 6 rounds.
+A command measures the loss around the models of runs in two random directions, here after 2 and after 6 rounds.
 """
 
 import subprocess

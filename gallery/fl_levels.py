@@ -1,6 +1,6 @@
 """Levels of a structured population
 
-FeMAM finds by itself which clients are alike: one model for all, some for clusters, one of its own, added up.
+FeMAM learns which clients are alike. It adds up one model for all, models for clusters, and one for each client.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Clients with architectures of their own
 
-Convolutions, a perceptron and a linear model learn by their logits of public samples (FedMD), or each alone.
+A convolutional network, a perceptron and a linear model learn from logits on public samples (FedMD), or alone.
 """
 
 import matplotlib.pyplot as plt

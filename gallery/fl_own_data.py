@@ -1,6 +1,6 @@
 """Your own data
 
-Arrays become a data set, a module the model, and clients learn together what none of them sees as a whole.
+Arrays become a data set, a module becomes the model. No client has the whole picture; together they learn it.
 """
 
 import matplotlib.pyplot as plt
@@ -23,8 +23,8 @@ summary = fl.simulate(config, "runs/spirals", dataset=data, model=net)
 net = fl.load_model("runs/spirals", model=net)
 figure, axis = plt.subplots(figsize=(6, 4.5), layout="constrained")
 line = torch.linspace(-3.5, 3.5, 200)
-found = net(torch.cartesian_prod(line, line)).argmax(1).view(200, 200)
-axis.pcolormesh(line, line, found.T, cmap="Set2", alpha=0.4)
+predicted = net(torch.cartesian_prod(line, line)).argmax(1).view(200, 200)
+axis.pcolormesh(line, line, predicted.T, cmap="Set2", alpha=0.4)
 axis.scatter(*x[900:].T, c=y[900:], cmap="Set2", s=12, edgecolors="0.3", linewidths=0.4)
 axis.set(title=f"Three spirals, {summary['final']['accuracy']:.1%} right", xlabel="feature 1", ylabel="feature 2")
 plt.show()

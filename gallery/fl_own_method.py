@@ -1,6 +1,6 @@
 """Your own method
 
-A method is what a client and a server do. This server averages like FedAvg's, and keeps going with momentum.
+A method is a client's and a server's function. This server averages like FedAvg's, and adds momentum.
 """
 
 from dataclasses import replace

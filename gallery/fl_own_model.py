@@ -1,6 +1,6 @@
 """Your own model, and parts of it for weak clients
 
-Any module that gives logits is trained; clients with half of its width are cut out of it by themselves.
+Any module that returns logits can be trained. Clients with half of its width get their models cut out of it.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Partitions compared
 
-The same digits are split among 20 clients in four ways. A row is a client, a column a class, dark is many samples.
+Four partitions of the digits among 20 clients. A row is a client, a column a class; dark means many samples.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """A model for each client: Ditto against local and global
 
-Clients of four kinds test on data like their own. One model for all hardly suits them, one of their own does.
+Clients of four kinds test on data like their own. One model for all hardly suits them; a model for each does.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Resume a run
 
-A run that was stopped after any round goes on, and ends with the same bits as one that was never stopped.
+A run that was stopped after any round resumes, and ends with the same bits as a run that was never stopped.
 """
 
 import matplotlib.pyplot as plt

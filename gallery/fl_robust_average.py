@@ -1,6 +1,6 @@
 """Robust averaging: mean, trimmed mean, median
 
-Nine models agree but for noise, the tenth is something else. The mean follows it; a trimmed mean and the median do not.
+Nine models agree up to noise, the tenth does not. The mean follows it; the trimmed mean and the median do not.
 """
 
 import matplotlib.pyplot as plt
@@ -17,8 +17,8 @@ models = {name: t + 0.01 * torch.randn(t.shape, generator=draw) for name, t in m
 factors, errors = [1, 3, 10, 30, 100], {"mean": [], "trimmed mean": [], "median": []}
 for factor in factors:
     sent = {name: torch.cat([t[:9], -factor * t[9:]]) for name, t in models.items()}
-    found = [rule.average(sent) for rule in (Defence(), Defence("trimmed", trim=0.1), Defence("median"))]
-    for values, state in zip(errors.values(), found):
+    averages = [rule.average(sent) for rule in (Defence(), Defence("trimmed", trim=0.1), Defence("median"))]
+    for values, state in zip(errors.values(), averages):
         values.append(surgery.distance(surgery.stack([state]), surgery.stack([truth])).item())
 print({name: round(values[-1], 2) for name, values in errors.items()})
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")

@@ -1,6 +1,6 @@
 """A federation made by hand, round by round
 
-Data, clients and model are yours, and a round is a call. So you can look at every model that a client sends.
+You bring data, clients and model, and call each round yourself, so you can look at every model that a client sends.
 """
 
 import matplotlib.pyplot as plt
@@ -12,8 +12,8 @@ import zoo
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.partition import Split
 
-data, nobody = fl.Config().load(), torch.tensor([], dtype=torch.int64)
-clients = [Split(((data.y - 2 * k) % 10 < 4).nonzero().flatten(), nobody, nobody) for k in range(5)]  # of a ring
+data, none = fl.Config().load(), torch.tensor([], dtype=torch.int64)
+clients = [Split(((data.y - 2 * k) % 10 < 4).nonzero().flatten(), none, none) for k in range(5)]
 model = zoo.create("cnn", torch.Generator().manual_seed(0), in_channels=1, image_size=8, width=0.25)
 fed = fl.Federation(model, data, clients, participants=5, local=fl.LocalTraining(epochs=3, batch_size=20))
 method: fl.Algorithm = fedavg(fed)

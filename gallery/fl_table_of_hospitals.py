@@ -1,6 +1,6 @@
 """A table with a row for each patient
 
-`fl.Dataset.from_pandas` says which column is the target, and whose rows are whose; each hospital is tested on its own.
+`fl.Dataset.from_pandas` says which columns hold the target and the owner. Each hospital tests on its own rows.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ frame = load_breast_cancer(as_frame=True).frame
 frame.iloc[:, :30] = frame.iloc[:, :30].apply(lambda column: (column - column.mean()) / column.std())
 frame["target"] = frame["target"].map({0: "malignant", 1: "benign"})
 rng = np.random.default_rng(0)
-sites, share = ["bern", "lima", "oslo", "quito"], [0.5, 0.3, 0.12, 0.08]  # drawn: the table does not say who measured
+sites, share = ["bern", "lima", "oslo", "quito"], [0.5, 0.3, 0.12, 0.08]  # the table does not name hospitals
 frame["hospital"] = rng.choice(sites, len(frame), p=share)
 frame["part"] = np.where(rng.random(len(frame)) < 0.4, "test", "train")
 data = fl.Dataset.from_pandas(frame, target="target", owner="hospital", split="part")

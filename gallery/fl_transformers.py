@@ -1,6 +1,6 @@
 """A model of transformers, trained as it is
 
-A Vision Transformer of Hugging Face gets digits, and returns an object with logits: fl takes both without a wrapper.
+A Vision Transformer of Hugging Face takes digits, and returns an object with logits. It needs no wrapper.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Watch a run round by round
 
-The loop is yours: each turn trains a round and yields it, with its model. Here the largest weights are watched.
+You write the loop: each turn trains a round and yields it, with its model. Here the loop watches the largest weights.
 """
 
 import matplotlib.pyplot as plt

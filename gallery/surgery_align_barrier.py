@@ -1,6 +1,6 @@
 """Align two models, and look at the barrier between them
 
-On the straight line between two trained networks the loss rises. `align` puts both into one order, and it rises less.
+On the line between two trained networks the loss rises. `align` puts both into one order, and it rises less.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Average models of unequal widths
 
-Three widths of one network learn apart. Their plans say where they overlap, and the mean is one full network.
+Three widths of one network train alone. Their plans say where they overlap, so their mean is one full network.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
-"""How far apart models are
+"""Distances between models
 
-Six networks learn from two starts. Angles and distances tell which of them began at the same place.
+Six networks learn from two initial states. Angles and distances show which networks began at the same state.
 """
 
 import matplotlib.pyplot as plt

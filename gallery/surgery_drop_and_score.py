@@ -1,6 +1,6 @@
 """Drop given channels, score blocks
 
-`drop` takes named channels out of a network; `score_blocks` says how much each block changes what passes through it.
+`drop` removes channels that you name; `score_blocks` says how much each block changes its input.
 """
 
 import matplotlib.pyplot as plt

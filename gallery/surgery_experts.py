@@ -1,6 +1,6 @@
 """Drop or merge experts of a mixture
 
-Experts are scored by how often the router chooses them. Half of them go, or are merged into the others.
+Experts are scored by how often the router chooses them. Half of them are dropped, or merged into the others.
 """
 
 import matplotlib.pyplot as plt

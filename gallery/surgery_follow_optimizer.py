@@ -1,6 +1,6 @@
 """Cut, widen and deepen a network in mid-training
 
-Adam's moments follow each operation's plan, so that training goes on; a new Adam begins again each time.
+Adam's moments follow each operation's plan, so training continues; a new Adam would start again each time.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Grow a network while it trains
 
-A small network is made wider, then deeper, with almost the same outputs, so that what it has learnt is not lost.
+A small network becomes wider, then deeper, with almost the same outputs, so it keeps what it has learnt.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Which positions to keep: criteria compared
 
-A trained network is cut without fine-tuning, by four scores and by none. A good score keeps its accuracy for longer.
+A trained network is cut by four scores and by none, without fine-tuning. A good score keeps accuracy for longer.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +21,8 @@ for batch in torch.randint(1400, (300, 64)):
 batches = {"batches": [(x[:1400], y[:1400])], "loss": loss}
 needs = {"first": {}, "l1": {}, "l2": {}, "activation": {"batches": [x[:1400]]}, "taylor": batches}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for by, given in needs.items():
-    scores = None if by == "first" else surgery.pruning.importance(net, example=x[:1], by=by, **given)
+for by, inputs in needs.items():
+    scores = None if by == "first" else surgery.pruning.importance(net, example=x[:1], by=by, **inputs)
     small = {r: surgery.narrow(net, r / 100, x[:1], scores=scores)[0] for r in range(10, 101, 10)}
     right = [100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for model in small.values()]
     print(f"{by:10} {right[4]:.1f} % at half the width")

@@ -1,6 +1,6 @@
 """A picture of a cut model
 
-The command `surgery inspect` draws what a cut would leave: a bar is a layer, a line joins layers that shrink together.
+`python -m surgery inspect` draws what a cut would leave. A bar is a layer; lines join layers that shrink together.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
 """Load a checkpoint of other classes and names
 
-A network that knows five digits starts one of ten: its names have a prefix, and its head half the classes.
+A network for five digits initialises one for ten. Its names have a prefix, and its head has half of the classes.
 """
 
 import matplotlib.pyplot as plt

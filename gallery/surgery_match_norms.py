@@ -1,6 +1,6 @@
-"""Models of other scale, brought to one norm
+"""Scale models to one norm
 
-One of four models is three times as long in each layer. FedFA's scaling brings all to one norm before averaging.
+One of four models has weights three times as large. FedFA's scaling brings all to one norm before averaging.
 """
 
 import matplotlib.pyplot as plt

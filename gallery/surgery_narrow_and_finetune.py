@@ -1,6 +1,6 @@
 """Narrow a timm model and fine-tune it
 
-A ResNet learns digits, loses half of every width, and learns on. A few steps bring back what the cut cost.
+A ResNet learns digits, loses half of every width, and is fine-tuned. A few steps bring back most of the accuracy.
 """
 
 import matplotlib.pyplot as plt

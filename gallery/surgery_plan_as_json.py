@@ -1,6 +1,6 @@
 """A plan as JSON: extract and embed
 
-Where a narrow model lies in a wide one is data. Saved and read again, it cuts the model out and lays it back.
+A plan says where a narrow model lies in a wide one. Saved and loaded again, it extracts the model and embeds it.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,7 @@
 """Prune a model to a number of operations
 
-`Target` asks for a share of the multiply-accumulates. The widths compete by their scores, which `prune` asks anew in
-each of its steps, and each keeps another share.
+`Target` asks for a share of the multiply-accumulates. `prune` scores all widths in each step, and cuts the positions
+with the lowest scores, so each width keeps another share.
 """
 
 import matplotlib.pyplot as plt

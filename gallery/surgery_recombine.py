@@ -1,6 +1,6 @@
 """Recombine the layers of several models
 
-FedMR's step: each block of each model goes into another model, exactly once. A colour is the model a block comes from.
+FedMR's step: each block of each model moves to one of the models. A colour is the model that a block comes from.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """Repair the batch norms of an averaged model
 
-Between two networks the batch statistics are those of neither. `repair` measures them anew, and accuracy comes back.
+The batch statistics of an averaged network are wrong. `repair` measures them, which restores the accuracy.
 """
 
 import matplotlib.pyplot as plt
@@ -19,12 +19,12 @@ for seed in (0, 1, 2):
     for batch in torch.randint(1400, (80 * (seed < 2), 64)):
         nn.functional.cross_entropy(nets[-1](x[batch]), y[batch]).backward()
         optimizer.step(), optimizer.zero_grad()
-path, found = torch.linspace(0, 1, 21).tolist(), {"averaged": [], "averaged, repaired": []}
+path, accuracies = torch.linspace(0, 1, 21).tolist(), {"averaged": [], "averaged, repaired": []}
 for share in path:
     mean = surgery.load(nets[2], surgery.average(nets[:2], weights=[1 - share, share])).eval()
-    for values, net in zip(found.values(), (mean, surgery.symmetry.repair(mean, batches=[x[:1400]]))):
+    for values, net in zip(accuracies.values(), (mean, surgery.symmetry.repair(mean, batches=[x[:1400]]))):
         values.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-print({name: f"{min(values):.1f} % at least" for name, values in found.items()})
-[axis.plot(path, values, marker="o", label=name) for name, values in found.items()]
+print({name: f"{min(values):.1f} % at least" for name, values in accuracies.items()})
+[axis.plot(path, values, marker="o", label=name) for name, values in accuracies.items()]
 axis.set(title="Between two networks", xlabel="share of the second", ylabel="accuracy, %"), axis.legend(), plt.show()

@@ -1,6 +1,6 @@
-"""A soup of models
+"""Average models as long as the score rises: a soup
 
-Copies of a network learn on at several rates. `greedy_soup` adds them to a mean as long as a score does not fall.
+Copies of a network train on at several rates. `greedy_soup` adds each to a mean unless the score would fall.
 """
 
 import copy

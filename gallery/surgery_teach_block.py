@@ -1,6 +1,6 @@
 """Teach surgery a block of your own
 
-Registered, a class of yours counts as a block: its sections are found, shortened and lengthened like those of ResNets.
+Once a class of yours is registered as a block, surgery finds, shortens and lengthens its sections, as in a ResNet.
 """
 
 import matplotlib.pyplot as plt

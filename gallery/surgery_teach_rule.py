@@ -1,6 +1,6 @@
 """Teach surgery an operation of your own
 
-An operation that it does not know fixes what it touches. A rule says which axes are the same, and the width shrinks.
+An operation without a rule fixes the axes that it touches. A rule says which axes are the same, so the width shrinks.
 """
 
 import matplotlib.pyplot as plt

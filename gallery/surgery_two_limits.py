@@ -1,6 +1,6 @@
 """At most 4 M parameters and 300 M operations
 
-A ResNet-18 is pruned to a number of parameters, of multiply-accumulates, or to both: the tighter limit decides.
+A ResNet-18 is pruned to a number of parameters, of multiply-accumulates, or both, where the tighter limit decides.
 """
 
 import matplotlib.pyplot as plt

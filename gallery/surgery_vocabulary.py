@@ -1,6 +1,6 @@
-"""Keep part of a vocabulary, and grow it again
+"""Cut a vocabulary, and grow it again
 
-A model of characters is cut to those of a corpus: the logits of these stay. Then it gets new tokens.
+A model of characters is cut to a corpus' characters, whose logits stay the same. Then it gets new tokens.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """List the widths of a model
 
-A width lies along axes of many tensors, which can only be cut together. These are the widths of four kinds of models.
+A width runs along axes of many tensors, which can only be cut together. Here are the widths of four models.
 """
 
 import matplotlib.pyplot as plt

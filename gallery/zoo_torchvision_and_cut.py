@@ -1,6 +1,6 @@
 """Load torchvision's weights, and cut
 
-The zoo's ResNet-18 takes torchvision's weights and gives the same logits. A smaller one of the zoo lies in its corner.
+The zoo's ResNet-18 loads torchvision's weights and returns the same logits. A narrower one is cut out of it.
 """
 
 import matplotlib.pyplot as plt

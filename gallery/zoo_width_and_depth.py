@@ -1,6 +1,6 @@
 """Width and depth are arguments: accuracy against size
 
-Nine sizes of one ResNet learn digits for a moment. A model of the zoo is a name, a width and a depth.
+Nine sizes of one ResNet train briefly on digits. A model of the zoo is a name, a width and a depth.
 """
 
 import matplotlib.pyplot as plt
