@@ -1,8 +1,8 @@
-"""The papers' tables and figures as cells that can be run, and what their abstracts claim.
+"""The papers' tables and figures as cells that can be run, and the claims of their abstracts.
 
-Read cell.py (what a cell is), recipes/ (the papers' settings), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py
-and adapters.py (the cells), stored.py and run.py (their runs), verdict.py and page.py (what the runs say). `python -m
-benchmarks.papers` is the command.
+In reading order: cell.py (a cell), recipes/ (the papers' settings), fedmr.py, femam.py, fedfa.py, heterofl.py,
+depthfl.py and adapters.py (the cells), stored.py and run.py (their runs), verdict.py and page.py (verdicts and their
+page). `python -m benchmarks.papers` is the command.
 """
 
 import difflib
@@ -18,22 +18,22 @@ from fl import FLError
 
 @lru_cache
 def cells() -> dict[str, Cell]:
-    """From id to cell, paper by paper.
+    """Return all cells by id, paper by paper.
 
     >>> cells()["fedmr.table1.cifar10.lenet.dir0.5"].settings
     'LeNet, momentum 0.5'
     """
-    found: dict[str, Cell] = {}
+    by_id: dict[str, Cell] = {}
     for paper in (fedmr, femam, fedfa, heterofl, depthfl, adapters):
         for cell in paper.cells():
-            if cell.id in found:
+            if cell.id in by_id:
                 raise FLError(f"two cells are called {cell.id}: rename one of them", code="name")
-            found[cell.id] = cell
-    return found
+            by_id[cell.id] = cell
+    return by_id
 
 
 def find(name: str) -> Cell:
-    """The cell of this id. Raises FLError, which names the nearest one, if there is none."""
+    """Return the cell with this id. Raises FLError, which names the nearest one, if there is none."""
     if name in cells():
         return cells()[name]
     near = difflib.get_close_matches(name, [*cells(), *RECIPES], n=1)
@@ -48,13 +48,13 @@ class Claim:
     """A claim of an abstract.
 
     Attributes:
-        paper, text: whose, and what it says in short.
-        cells: how the ids of the cells begin that bear on it.
-        smaller: the same of cells in other settings than the paper's, which are asked where none of those was run:
-            those on its data and with its rounds, if there are some.
-        part: what an id must contain besides.
-        at: which of a cell's comparisons bears on it.
-        elsewhere, word: what there is to say where nothing was run, and the verdict then.
+        paper, text: the paper, and the claim in short.
+        cells: how the ids of the cells begin that judge it.
+        smaller: how the ids begin of cells in other settings than the paper's, which judge it while none of the paper's
+            own was run.
+        part: a part that each id must contain.
+        at: the number of the comparison in a cell that judges it.
+        elsewhere, word: the reason and the verdict while nothing was run.
     """
 
     paper: str
@@ -66,8 +66,8 @@ class Claim:
     elsewhere: str = "no cell was run"
     word: str = NOT_RUN
 
-    def bears(self, name: str, smaller: bool) -> bool:
-        """Whether a cell of this id bears on it."""
+    def is_judged_by(self, name: str, smaller: bool) -> bool:
+        """Return whether the cell with this id judges it."""
         return name.startswith((self.smaller or "-",) if smaller else self.cells) and self.part in name
 
 
@@ -101,4 +101,4 @@ CLAIMS = (
     Claim("fedfa", "attacked, non-IID, they lose locally 0.89 to 3.31 times", part=".noniid.", at=1, **_ATTACKED),
     Claim("fedfa", "attacked, non-IID, they lose globally 1.11 to 1.74 times", part=".noniid.", **_ATTACKED),
 )  # fmt: skip
-"""All of them, paper by paper."""
+"""The claims of the three abstracts, paper by paper."""

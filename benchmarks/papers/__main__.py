@@ -5,9 +5,9 @@
     python -m benchmarks.papers --page                                 # only make the page again
     python -m benchmarks.papers femam-fashion-mnist --rounds 50        # a recipe, with the flags of python -m fl.run
 
-Called at the root of a checkout. Finished runs are kept, interrupted ones resumed, so that long cells can be run in
-parts: the same command goes on. The beginning of ids, such as femam.table1, lists the cells that begin so; that of
-recipes' names, such as femam-, the recipes.
+Run it at the root of a checkout. Finished runs are kept, and the same command resumes interrupted ones, so that you can
+run a long cell in parts. The beginning of an id, such as femam.table1, lists the cells whose ids begin like this; the
+beginning of a recipe's name, such as femam-, lists recipes.
 """
 
 import argparse
@@ -27,40 +27,40 @@ from fl.settings.help import is_asked
 from fl.settings.recipes import overview
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "ids", nargs="*", metavar="ID", help="cells to run, a recipe, or the beginning of those to list"
+        "ids", nargs="*", metavar="ID", help="cells to run, a recipe, or the beginning of names to list"
     )
-    parser.add_argument("--algorithm", default="", metavar="NAME,...", help="which of the methods (or other lines)")
-    parser.add_argument("--seeds", default="", metavar="INT,...", help="which seeds; the paper's unless given")
+    parser.add_argument("--algorithm", default="", metavar="NAME,...", help="methods (or other arms) to run")
+    parser.add_argument("--seeds", default="", metavar="INT,...", help="seeds to run (default: the paper's)")
     parser.add_argument(
         "--rounds", type=int, default=0,
-        help="another number of rounds. With fewer a cell counts as not run, and the page says what they show",
+        help="another number of rounds. With fewer rounds a cell counts as not run, and the page shows what they say",
     )  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=0, help="stop after so many; 0 is never")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto is a GPU if there is one")
-    parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="where run folders lie (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=0, help="stop after this time; 0 for never")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto for a GPU if there is one")
+    parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="folder of run folders (%(default)s)")
     parser.add_argument(
         "--store", type=Path, default=stored.STORE,
-        help="where stored runs lie; the page is made again where these are the checkout's",
+        help="folder of stored runs; the page is made again only for the checkout's",
     )  # fmt: skip
     parser.add_argument("--page", action="store_true", help="only make the page again")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
+    """Run the command, and return the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and argv[0] in RECIPES:
         with call_as(f"python -m benchmarks.papers {argv[0]}") if is_asked(argv) else nullcontext():
             return train(argv, RECIPES)
-    given = arguments(argv)
+    options = parse(argv)
     try:
-        run(given)
+        run(options)
     except KeyboardInterrupt:
         return 130
     except (FLError, ValueError) as error:
@@ -69,33 +69,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Run parts of cells, or list cells or recipes."""
-    begin = tuple(given.ids)
-    names = [one for one in cells() if one.startswith(begin or "")]
+    begin = tuple(options.ids)
+    names = [name for name in cells() if name.startswith(begin or "")]
     recipes = {name: line for name, line in overview(RECIPES).items() if name.startswith(begin)}
-    if given.page:
+    if options.page:
         page.write_page()
-    elif names and not any(one in names for one in given.ids):
+    elif names and not any(name in names for name in options.ids):
         width = max(map(len, names))
         for name in names:
-            print(f"{name:{width}}  {page.said(result(cells()[name], given.store))}")
+            print(f"{name:{width}}  {page.describe(result(cells()[name], options.store))}")
     elif recipes and not names:
         width = max(map(len, recipes))
         for name, line in recipes.items():
             print(f"{name:{width}}  {line}")
     else:
-        seeds = tuple(int(seed) for seed in given.seeds.split(",") if seed)
-        methods = tuple(name for name in given.algorithm.split(",") if name)
-        part = Part(methods, seeds, given.rounds, given.minutes, given.device, given.out, given.store)
+        seeds = tuple(int(seed) for seed in options.seeds.split(",") if seed)
+        methods = tuple(name for name in options.algorithm.split(",") if name)
+        part = Part(methods, seeds, options.rounds, options.minutes, options.device, options.out, options.store)
         try:
-            done = play([find(name) for name in given.ids], part)
+            done = play([find(name) for name in options.ids], part)
         finally:
-            if given.store.resolve() == stored.STORE:
-                page.write_page(given.store)
-        for name in given.ids:
-            print(f"{name}: {page.said(result(find(name), given.store))}")
-        print("" if done else "not all is done: the same command goes on")
+            if options.store.resolve() == stored.STORE:
+                page.write_page(options.store)
+        for name in options.ids:
+            print(f"{name}: {page.describe(result(find(name), options.store))}")
+        print("" if done else "not everything is done: the same command resumes it")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Aggregators of adapters side by side, as cells of our own: a small Vision Transformer, tuned on a part of CIFAR-10,
-and a language model of bytes, tuned on parts of Shakespeare's plays.
+"""Aggregators of adapters compared, as our own cells: a small Vision Transformer, fine-tuned on a part of CIFAR-10, and
+a language model of bytes, fine-tuned on parts of Shakespeare's plays.
 
     python -m benchmarks.papers.adapters    # trains the bases that these cells begin with, in a few minutes on a CPU
 
-Each line is a method, each column a spread of the classes over clients; equal ranks and mixed ones have tables of their
-own. What a run began with is in its stored file, as the digest of the weights that it left as they were.
+A row is a method, a column a partition of the classes. Equal and mixed ranks have separate tables. A stored run has the
+digest of the frozen weights that it began with.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from fl.data import Dataset, TextOptions, default_root, load
 from fl.settings import Experiment
 
 TRAIN, TEST, EPOCHS, BATCH = 1000, 1000, 10, 128
-"""Images of CIFAR-10 that are shared out and that test; how the base is trained on CIFAR-100."""
+"""Images of CIFAR-10 for training and test; epochs and batch size of the base's training on CIFAR-100."""
 CONFIG = Experiment.of(
     dataset="benchmarks.papers.adapters:data", model="benchmarks.papers.adapters:net", clients=10, participants=5,
     rounds=10, local_epochs=1, batch_size=20, lr=0.1, local_test=0.2, eval_every=5, seeds=(0, 1, 2),
@@ -45,7 +45,7 @@ RANKS = {
     "mixed": ("ranks 2, 4 and 8", {"ranks": (2, 4, 8)},
               ("flexlora", "hetlora", "flora", "heterofl", "heterofl_weighted", "fedfa")),
 }  # fmt: skip
-"""In words, as options, and the methods that can have them."""
+"""For each: a description, the options, and the methods that support them."""
 TEXT = Experiment.of(
     algorithms=("fedavg",), dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000,
     partition="natural", model="benchmarks.papers.adapters:text_net", clients=10, participants=5, rounds=10,
@@ -64,30 +64,30 @@ _MEASURES = {
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
-    for (ranks, (said, sizes, methods)), (spread, (where, split)) in product(RANKS.items(), SPREADS.items()):
+    """Yield all cells of adapters."""
+    for (ranks, (sizes_named, sizes, methods)), (spread, (partition, split)) in product(RANKS.items(), SPREADS.items()):
         folder, lines = f"adapters.{ranks}.{spread}", []
         for name in methods:
             options = replace(CONFIG.config.extensions["adapters"], **sizes, **_OPTIONS.get(name, {}))
             experiment = CONFIG.replace(algorithms=(_ALGORITHMS.get(name, name),), adapters=options, **split)
             if name == "heterofl_weighted":
                 experiment = experiment.replace(heterofl=HeteroFLOptions(own_rows=False, weighted=True))
-            if name == "femam":  # as the others with all rounds: six on the first level, two on each of the next
+            if name == "femam":  # the same number of rounds: six on the first level, two on each other
                 levels = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(6, 2))
                 experiment = experiment.replace(femam=levels)
             lines.append(Arm(f"{folder}/{name}", experiment))
         yield Cell(
-            folder, OWN, f"adapters of {said} on a small Vision Transformer, from CIFAR-100 to 1,000 images of "
+            folder, OWN, f"adapters of {sizes_named} on a small Vision Transformer, from CIFAR-100 to 1,000 images of "
             "CIFAR-10; 10 clients, 5 a round", tuple(lines),
             tuple(Comparison(what, name, "first", methods, larger=name.startswith("last"))
                   for name, what in _MEASURES.items()),
-            pattern=f"adapters.{ranks}.SPREAD", settings=where,
+            pattern=f"adapters.{ranks}.SPREAD", settings=partition,
         )  # fmt: skip
     yield _text()
 
 
 def _text() -> Cell:
-    """The cell of the language model. Its first line is the base: a step so small that float32 has none of it."""
+    """Return the cell of the language model. Its first arm is the base: its steps are too small to change a float32."""
     folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", TEXT.replace(lr=1e-30))]
     for name in TUNED:
         options = replace(TEXT.config.extensions["adapters"], **_OPTIONS.get(name, {}))
@@ -106,17 +106,17 @@ def _text() -> Cell:
 
 
 def file() -> Path:
-    """Where the base lies: with the data sets."""
+    """Return the path of the base, beside the data sets."""
     return default_root() / "papers-adapters-base.pt"
 
 
 def text_file() -> Path:
-    """Where the language model's base lies."""
+    """Return the path of the language model's base."""
     return default_root() / "papers-adapters-text-base.pt"
 
 
 def network(classes: int) -> nn.Module:
-    """A Vision Transformer for images of 32x32: 16 patches, three blocks of width 64."""
+    """Build a Vision Transformer for images of 32x32: 16 patches, three blocks of width 64."""
     from timm.models import VisionTransformer  # an extra
 
     return VisionTransformer(
@@ -125,7 +125,7 @@ def network(classes: int) -> nn.Module:
 
 
 def text_network() -> nn.Module:
-    """A causal Transformer for bytes: three blocks of width 128."""
+    """Build a causal Transformer for bytes: three blocks of width 128."""
     return zoo.create("transformer", num_classes=256, tokens=64, width=0.5, depth=3, dropout=0.0)
 
 
@@ -133,10 +133,10 @@ def train_base() -> None:
     """Train the base on all of CIFAR-100 with mirrored images, and save it."""
     torch.manual_seed(0)
     data, model = load("cifar100"), network(100)
-    _train(model, data.x, data.y, lambda x: _mirrored(_scaled(x)), F.cross_entropy)
+    _train(model, data.x, data.y, lambda x: _mirror(_scale(x)), F.cross_entropy)
     with torch.no_grad():
-        right = model.eval()(_scaled(data.test_x)).argmax(1) == data.test_y
-    print(f"test accuracy on CIFAR-100: {100 * right.float().mean():.1f}%")
+        correct = model.eval()(_scale(data.test_x)).argmax(1) == data.test_y
+    print(f"test accuracy on CIFAR-100: {100 * correct.float().mean():.1f}%")
     torch.save(model.state_dict(), file())
 
 
@@ -152,7 +152,7 @@ def train_text_base() -> None:
 
 
 def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, change: Callable, loss: Callable) -> None:
-    """By AdamW, with one cycle of learning rates."""
+    """Train by AdamW with one cycle of learning rates."""
     steps = EPOCHS * (len(y) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
@@ -164,7 +164,7 @@ def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, change: Callable,
             schedule.step()
 
 
-def _mirrored(x: torch.Tensor) -> torch.Tensor:
+def _mirror(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.rand(BATCH, 1, 1, 1) < 0.5, x, x.flip(3))
 
 
@@ -173,14 +173,14 @@ def _next_bytes(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def net() -> nn.Module:
-    """The base with a new classifier for ten classes. Raises FLError if the base was not trained yet."""
+    """Load the base with a new classifier for ten classes. Raises FLError if the base was not trained yet."""
     model, base = network(10), _base(file())
     model.load_state_dict(model.state_dict() | {name: base[name] for name in base if not name.startswith("head.")})
     return model
 
 
 def text_net() -> nn.Module:
-    """The language model's base. Raises FLError if it was not trained yet."""
+    """Load the language model's base. Raises FLError if it was not trained yet."""
     model = text_network()
     model.load_state_dict(_base(text_file()))
     return model
@@ -193,14 +193,14 @@ def _base(path: Path) -> dict[str, torch.Tensor]:
 
 
 def data() -> Dataset:
-    """The first images of CIFAR-10's two sets."""
+    """Load the first images of CIFAR-10's training and test sets."""
     whole = load("cifar10")
     x, y, test_x, test_y = whole.x[:TRAIN], whole.y[:TRAIN], whole.test_x[:TEST], whole.test_y[:TEST]
     return Dataset("part of cifar10", x, y, test_x, test_y, whole.classes)
 
 
-def _scaled(x: torch.Tensor) -> torch.Tensor:
-    return x / 127.5 - 1  # as fl gives images to models
+def _scale(x: torch.Tensor) -> torch.Tensor:
+    return x / 127.5 - 1  # as fl normalises images
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What a paper's table or figure says, and the runs that check it: plain values."""
+"""Cells: a paper's table or figure, and the runs that check it, as plain values."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ PAPERS = {
     "fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL",
     "adapters": "Adapters of low rank",
 }  # fmt: skip
-"""From how ids begin to a paper's title, or to that of a comparison of ours."""
+"""From the first word of ids to a paper's title, or the title of our own comparisons."""
 OWN, SMALLER = "not in the paper", "other settings"
-"""The places of cells that no paper has: ours, and a paper's claims in settings smaller than its own."""
+"""Places of cells that no paper has: our own questions, and a paper's claims in smaller settings."""
 Kind = Literal["numbers", "ratio", "drop", "first", "above"]
-"""How values are compared, see `benchmarks.papers.verdict`."""
+"""How values are compared; `benchmarks.papers.verdict` has the rules."""
 
 
 class Published(NamedTuple):
@@ -27,7 +27,7 @@ class Published(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Published":
-        """From how it is printed.
+        """Read a number as the paper prints it.
 
         >>> Published.read("59.81±0.60")
         Published(mean=59.81, spread=0.6)
@@ -44,11 +44,11 @@ class Arm:
     """The runs of one method in one setting.
 
     Attributes:
-        run: where they are stored, a folder and a name. Arms of several cells with one name are the same runs.
-        experiment: their settings, of one method, with all seeds.
-        tables: a pattern of tables below benchmarks/results that were made before there were cells, a row a round. The
-            seed is a column, or the number at the end of the name.
-        where: values that their rows of this arm have.
+        run: where they are stored, FOLDER/NAME. Arms of several cells with the same `run` share their runs.
+        experiment: the settings, of one method, with all seeds.
+        tables: a pattern of older tables below benchmarks/results, made before there were cells, with a row per round.
+            The seed is a column, or the number at the end of the file's name.
+        where: the values by which this arm's rows are found in them.
     """
 
     run: str
@@ -58,25 +58,24 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What it is called in its cell."""
+        """Return its name in a cell."""
         return self.run.rpartition("/")[2]
 
     @cached_property
     def config(self) -> Config:
-        """The settings of its run with the first seed."""
+        """Return the settings of its run with the first seed."""
         return self.experiment.runs()[0]
 
 
 def arms(folder: str, experiment: Experiment, methods: tuple[str, ...], tables: str = "") -> tuple[Arm, ...]:
-    """An arm for each method, called as the method is.
+    """Return an arm for each method, with the method's name.
 
     >>> [arm.run for arm in arms("fedmr.figure5", Experiment(), ("fedavg", "indep"))]
     ['fedmr.figure5/fedavg', 'fedmr.figure5/indep']
     """
-    made = []
-    for method in methods:
-        made.append(Arm(f"{folder}/{method}", experiment.replace(algorithms=(method,)), tables.format(method)))
-    return tuple(made)
+    return tuple(
+        Arm(f"{folder}/{method}", experiment.replace(algorithms=(method,)), tables.format(method)) for method in methods
+    )
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,15 @@ class Comparison:
     """One thing that a cell compares.
 
     Attributes:
-        what: in words.
-        measure: the name of one of `benchmarks.papers.verdict.MEASURES`.
+        what: a description.
+        measure: a name in `benchmarks.papers.verdict.MEASURES`.
         kind: how values are compared.
-        arms: names of arms. For numbers and first the paper's own method comes first; for ratio they are the numerator
-            and the denominator; for drop the rival and the paper's method without an attack, then attacked.
-        published: of numbers, the paper's for each arm.
-        band: of ratio, drop and above, the smallest and the largest value that the paper's text gives.
+        arms: names of arms. For numbers and first: the paper's method, then its rivals. For ratio: numerator and
+            denominator. For drop: the rival and the paper's method without an attack, then both attacked.
+        published: for numbers, the paper's number of each arm.
+        band: for ratio, drop and above, the smallest and the largest value in the paper's text.
         larger: whether larger values are better.
-        chance: of drop, the accuracy in % of a guess.
+        chance: for drop, the accuracy of a guess in %.
     """
 
     what: str
@@ -111,14 +110,14 @@ class Cell:
 
     Attributes:
         id: PAPER.PLACE and more, joined by dots.
-        place: where it stands.
+        place: the table or figure.
         claim: what the paper says there.
-        arms, comparisons: what is run, and how it is compared. Without arms nothing can be compared: the paper has an
-            image, and no number in its text.
-        pattern: the ids of the cells that it shares a line with on the page while none of them has been run.
-        settings: what differs from the paper's text; "" if nothing does.
-        row: an id shared by cells that try to reproduce the same thing in different settings.
-        command: for cells without arms, what computes the like of a run.
+        arms, comparisons: what is run, and how it is compared. A cell without arms cannot be compared: the paper has an
+            image there, and no number in its text.
+        pattern: the ids of the cells with which it shares a table on the page.
+        settings: how the settings differ from the paper's text, or "".
+        row: an id that cells share if they try to reproduce the same result in different settings.
+        command: for cells without arms, the command that computes the same of a run.
     """
 
     id: str
@@ -135,16 +134,17 @@ class Cell:
         if not re.fullmatch(r"[a-z]+(\.[a-z0-9-]+)+", self.id) or self.paper not in PAPERS:
             raise FLError(f"{self.id!r} is no id of a cell: begin with one of {', '.join(PAPERS)} and a dot")
         names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names) or not {n for one in self.comparisons for n in one.arms} <= set(names):
+        compared = {name for comparison in self.comparisons for name in comparison.arms}
+        if len(set(names)) < len(names) or not compared <= set(names):
             raise FLError(f"{self.id}: arms need different names, and comparisons can only name arms of the cell")
 
     @property
     def paper(self) -> str:
-        """Its paper's name."""
+        """Return its paper's name."""
         return self.id.split(".")[0]
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name. Raises FLError if there is none."""
+        """Return the arm of this name. Raises FLError if there is none."""
         for arm in self.arms:
             if arm.name == name:
                 return arm

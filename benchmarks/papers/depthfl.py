@@ -13,10 +13,10 @@ _NUMBERS = {"depthfl": 76.06, "fedavg": 72.67, "heterofl": 57.61, "a": 67.08, "b
 
 
 def cells() -> Iterator[Cell]:
-    """The one that there is.
+    """Yield the cell.
 
-    Models of a letter have one depth. Clients that cannot afford it are left out: a quarter of them from letter to
-    letter, with their samples. The three first have clients of all four depths, or widths.
+    The first three arms have clients of all four depths, or widths. An arm named by a letter has models of one depth,
+    and only the clients that can afford it: a quarter less from letter to letter, with their samples.
     """
     base = depthfl_cifar100()
     plain = base.replace(depthfl=DepthFLOptions(distil=0.0))
@@ -30,10 +30,10 @@ def cells() -> Iterator[Cell]:
         heterofl=HeteroFLOptions(own_rows=False),
     )
     for place, (letter, depth) in enumerate(_DEPTHS.items()):
-        one = ArchitectureOptions(depths=(depth,), choose="cycle")
+        same = ArchitectureOptions(depths=(depth,), choose="cycle")
         left = 4 - place
         experiments[letter] = plain.replace(
-            architectures=one,
+            architectures=same,
             clients=25 * left,
             samples=12_500 * left,
             participation=25 * left // 10 / (25 * left),

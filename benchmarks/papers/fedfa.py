@@ -1,6 +1,6 @@
-"""FedFA's tables and figures as cells, and cells of our own on parts of it and on attacks.
+"""FedFA's tables and figures as cells, and our own cells on parts of it and on attacks.
 
-Its tables are images; its text has ranges over models and data sets.
+The paper's tables are images; its text has ranges over models and data sets.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ _RECONSTRUCTION = "a reconstruction"
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """Yield all cells of FedFA."""
     for data, network, spread, mode in product(TARGETS, _TITLES, ("iid", "noniid"), RIVALS):
-        yield from _compared(data, network, spread, mode)
+        yield from _compare(data, network, spread, mode)
     yield from _smaller()
     yield from _smaller_attacked()
     yield from _long()
@@ -37,8 +37,8 @@ def cells() -> Iterator[Cell]:
     yield from _images()
 
 
-def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]:
-    """A comparison with a mode's rival: without an attack, attacked, and what it computes up to a target."""
+def _compare(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]:
+    """Yield comparisons with a mode's rival: without an attack, attacked, and of the operations up to a target."""
     title, *ratios = RIVALS[mode]
     base, experiment = f"{data}.{network}.{spread}.{mode}", row(data, network, mode, spread)
     folder, pair = f"fedfa.table1.{base}", ("fedfa", title.lower())
@@ -71,45 +71,45 @@ def _drops(
     mode: str,
     spread: str,
     pattern: str,
-    said: str,
+    setting: str,
 ) -> Cell:
-    """What an attack costs a mode's rival by what it costs FedFA."""
+    """Return the cell that divides the accuracy that an attack costs a mode's rival by what it costs FedFA."""
     title, *bands = RIVALS[mode]
     pair = ("fedfa", title.lower())
-    hit = [Arm(f"{arm.run}-attacked", arm.experiment) for arm in arms(folder, attacked, pair)]
-    names = tuple(arm.name for arm in (*reversed(clean), *reversed(hit)))
+    under_attack = [Arm(f"{arm.run}-attacked", arm.experiment) for arm in arms(folder, attacked, pair)]
+    names = tuple(arm.name for arm in (*reversed(clean), *reversed(under_attack)))
     amplify = attacked.config.extensions["attack"].amplify
     classes = 100 if attacked.config.data.dataset == "cifar100" else 10
     ratios = _ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", names, bands[3:], spread)
-    chances = (100 / classes, 500 / classes)  # among all classes, and among the fifth of them that a client holds
+    chances = (100 / classes, 500 / classes)  # among all classes, and among the fifth that a client holds
     return Cell(
         folder, place, f"an attack (lambda {amplify:g}, a fifth of the clients) costs {title} more",
-        (*clean, *hit),
-        tuple(replace(one, chance=chance) for one, chance in zip(ratios, chances)),
-        pattern=pattern, settings=said,
+        (*clean, *under_attack),
+        tuple(replace(ratio, chance=chance) for ratio, chance in zip(ratios, chances)),
+        pattern=pattern, settings=setting,
     )  # fmt: skip
 
 
 def _ratios(
     kind: str, what: str, names: tuple[str, ...], bands: list[str], spread: str, measure: str = "end"
 ) -> Iterator[Comparison]:
-    """Of global accuracy and, where clients hold few classes, of local accuracy as well.
+    """Yield comparisons of global accuracy and, where clients hold few classes, of local accuracy.
 
     Args:
         bands: the paper's: IID, on the clients' own classes, and on all classes.
 
-    >>> [one.band for one in _ratios("ratio", "{}", ("fedfa", "nefl"), ["1.00-1.02", "0.99-1.06", "0.95-1.06"], "iid")]
+    >>> [r.band for r in _ratios("ratio", "{}", ("fedfa", "nefl"), ["1.00-1.02", "0.99-1.06", "0.95-1.06"], "iid")]
     [(1.0, 1.02)]
     """
     iid, local, everything = (tuple(map(float, band.split("-"))) for band in bands)
-    said = _GLOBAL if measure == "end" else "test accuracy in %, last round"
-    yield Comparison(what.format(said), measure, kind, names, band=iid if spread == "iid" else everything)
+    accuracy = _GLOBAL if measure == "end" else "test accuracy in %, last round"
+    yield Comparison(what.format(accuracy), measure, kind, names, band=iid if spread == "iid" else everything)
     if spread == "noniid":
         yield Comparison(what.format(_LOCAL), "local", kind, names, band=local)
 
 
 def _smaller() -> Iterator[Cell]:
-    """Small models without an attack, clients with one or two blocks a section, as docs/results/fedfa.md shows them."""
+    """Yield cells of small models with one or two blocks per section, without an attack (docs/results/fedfa.md)."""
     mobile = SMALL["fashion-mnist"].replace(model="mobilenetv2", stem="cifar", rounds=16, channels_last=True)
     kinds = {
         "fashion-mnist.preresnet": (SMALL["fashion-mnist"], "fashion-mnist preresnet18"),
@@ -135,7 +135,7 @@ def _smaller() -> Iterator[Cell]:
 
 
 def _differing(experiment: Experiment, mode: str, depths: tuple[str, ...]) -> Experiment:
-    """The same with architectures that differ in depth, in width, or in both."""
+    """Return settings whose architectures differ in depth, in width, or in both."""
     choice = replace(experiment.config.model.architectures, depths=() if mode == "width" else depths)
     return experiment.replace(architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice)
 
@@ -152,41 +152,41 @@ def _both(
     experiment: Experiment,
     mode: str,
     spread: str,
-    said: str,
+    setting: str,
     stored: str = "",
     amplify: tuple[int, ...] = (20,),
 ) -> Iterator[Cell]:
-    """A mode's comparison in settings of ours: without an attack, where its runs are `stored`, and with attacks."""
+    """Yield a mode's comparisons in our settings: without an attack, whose runs lie in `stored`, and with attacks."""
     title, *ratios = RIVALS[mode]
     place, pair = f"{data}.{spread}.{mode}", ("fedfa", title.lower())
     clean = arms(stored or f"fedfa.smaller.{place}", experiment, pair)
     yield Cell(
         f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
         (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
-        pattern=f"fedfa.smaller.{_PLACE}", settings=said,
+        pattern=f"fedfa.smaller.{_PLACE}", settings=setting,
     )  # fmt: skip
     for strength in amplify:
         attacked = experiment.replace(attack=replace(_ATTACK, amplify=float(strength)))
         yield _drops(
             f"fedfa.smaller-attacked.lambda{strength}.{place}", SMALLER, clean, attacked, mode, spread,
-            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", setting,
         )  # fmt: skip
 
 
 def _long() -> Iterator[Cell]:
-    """Digits with as many rounds as Table 1's reconstruction, without and with attacks of two strengths."""
+    """Yield cells of digits with the rounds of Table 1's reconstruction, without and with attacks of two strengths."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         rounds = row("cifar10", "preresnet", mode, spread).config.rounds
         experiment = _DIGITS.replace(
             rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,)
         )
         experiment = _differing(experiment.replace(**_IID) if spread == "iid" else experiment, mode, ("2", "3"))
-        said = f"{_NARROW}, {rounds} rounds"
-        yield from _both("digits-long", experiment, mode, spread, said, amplify=(20, 5))
+        setting = f"{_NARROW}, {rounds} rounds"
+        yield from _both("digits-long", experiment, mode, spread, setting, amplify=(20, 5))
 
 
 def _smaller_attacked() -> Iterator[Cell]:
-    """Digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
+    """Yield digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         experiment = _differing(_DIGITS.replace(**_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
         stored = f"fedfa.smaller-attacked.clean.digits.{spread}.{mode}"
@@ -194,14 +194,14 @@ def _smaller_attacked() -> Iterator[Cell]:
 
 
 def _cifar10() -> Iterator[Cell]:
-    """CIFAR-10 with two or three blocks a section: without and with the attack, and beside the smallest model."""
+    """Yield cells of CIFAR-10 with two or three blocks per section: with and without attack, and the smallest model."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         experiment = SMALL["cifar10"].replace(eval_every=2, seeds=(0,))
         experiment = _differing(
             experiment.replace(**_IID, unequal=True) if spread == "iid" else experiment, mode, ("2", "3")
         )
-        said = "narrow Pre-ResNet-18, 24 rounds"
-        yield from (both := list(_both("cifar10-deep", experiment, mode, spread, said)))
+        setting = "narrow Pre-ResNet-18, 24 rounds"
+        yield from (both := list(_both("cifar10-deep", experiment, mode, spread, setting)))
         if mode == "both":
             smallest = experiment.replace(
                 algorithms=("fedavg",), depth=(2,), width=(experiment.config.model.width[0] / 2,),
@@ -210,7 +210,7 @@ def _cifar10() -> Iterator[Cell]:
             yield Cell(
                 f"fedfa.smallest.cifar10-deep.{spread}", OWN,
                 "whether FedFA's model of all architectures is better than FedAvg's of everybody's smallest "
-                f"(CIFAR-10, {said}; widths and depths differ)",
+                f"(CIFAR-10, {setting}; widths and depths differ)",
                 (*both[0].arms, Arm(f"fedfa.smallest.cifar10-deep.{spread}/fedavg", smallest)),
                 (Comparison(_GLOBAL, "end", "first", ("fedfa", "fedavg")),
                  Comparison(_LOCAL, "local", "first", ("fedfa", "fedavg"))),
@@ -237,11 +237,11 @@ _BASES = {
     "fashion-mnist": SMALL["fashion-mnist"].replace(**_IID, unequal=True, eval_every=2),
     "fashion-mnist-noniid": SMALL["fashion-mnist"].replace(eval_every=2),
 }
-"""Settings of this project, small enough for a CPU."""
+"""Our settings, small enough for a CPU."""
 
 
 def _ablation() -> Iterator[Cell]:
-    """FedFA's parts beside NeFL: grafting on and off, each scale, the depths of the clients and of the full model."""
+    """Yield cells of FedFA's parts beside NeFL: grafting on and off, each scale, depths of clients and full model."""
     for (data, base), (full, depths) in product(_BASES.items(), ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3")))):
         experiment = base.replace(
             eval_client_models_every=0,
@@ -256,12 +256,12 @@ def _ablation() -> Iterator[Cell]:
                 options = FedFAOptions(graft=graft, scale=scale)
                 name = f"fedfa-{scale}{'' if graft else '-nograft'}"
                 lines[name] = experiment.replace(algorithms=("fedfa",), fedfa=options)
-        said = f"{data.removesuffix('-noniid')}, {'non-IID' if 'noniid' in data else 'IID'}"
+        setting = f"{data.removesuffix('-noniid')}, {'non-IID' if 'noniid' in data else 'IID'}"
         yield Cell(
             folder, OWN, "which of FedFA's parts matter, and at which depths",
-            tuple(Arm(f"{folder}/{name}", one) for name, one in lines.items()),
+            tuple(Arm(f"{folder}/{name}", arm) for name, arm in lines.items()),
             (Comparison("test accuracy in %, last five evaluations", "end5", "first", tuple(lines)),),
-            pattern="fedfa.ablation.DATA.DEPTHS", settings=f"{said}, depths {' and '.join(depths)} of {full}",
+            pattern="fedfa.ablation.DATA.DEPTHS", settings=f"{setting}, depths {' and '.join(depths)} of {full}",
         )  # fmt: skip
 
 
@@ -269,17 +269,17 @@ BASE = SMALL["digits"].replace(
     **_IID, rounds=15, eval_every=1, eval_client_models_every=0, seeds=(0, 1),
     depth=(3,),
 )  # fmt: skip
-"""IID, 20 clients of which 5 take part, 15 rounds; those of `fedfa.ablation.digits.depths2-3of3`."""
+"""IID, 5 of 20 clients per round, 15 rounds, as in `fedfa.ablation.digits.depths2-3of3`."""
 LAMBDAS = (0, 1, 2, 5, 10, 20, 50)
-"""The last but one is the paper's; 0 is no attack."""
+"""20 is the paper's; 0 is no attack."""
 _DEPTH = BASE.replace(architectures=replace(BASE.config.model.architectures, widths=(1.0,)))
 _FULL = BASE.replace(architectures=ArchitectureOptions())
 ARMS = {
     "fedfa": BASE, "nefl": BASE, "heterofl": BASE, "fedavg": _FULL, "fedfa-depth": _DEPTH, "flexifed": _DEPTH,
 }  # fmt: skip
-"""Each method in the settings where it can be run. In `fedavg` everybody has the full model, in the last two the widths
-are alike."""
-_STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation keeps the runs that are also these
+"""Each method in settings that it supports: in `fedavg` all clients have the full model, in the last two only depths
+differ."""
+_STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation stores the runs that both share
 _END = Comparison("test accuracy in %, last five evaluations", "end5", "first", ())
 _PAIR = ("fedfa", "nefl")
 _VALUES = (
@@ -289,7 +289,7 @@ _VALUES = (
 
 
 def _attacked() -> Iterator[Cell]:
-    """The values of lambda, and lambda 20 in other settings."""
+    """Yield cells of all values of lambda, and of lambda 20 in other settings."""
     for amplify in LAMBDAS:
         attack = AttackOptions(share=SHARE, amplify=float(amplify)) if amplify else AttackOptions()
         folder = f"fedfa.lambda.digits.{amplify}"
@@ -304,7 +304,7 @@ def _attacked() -> Iterator[Cell]:
             folder, OWN, _VALUES, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
             settings=f"lambda {amplify}" if amplify else "no attack",
         )  # fmt: skip
-    for name, (said, experiment) in _variants().items():
+    for name, (difference, experiment) in _variants().items():
         folder = f"fedfa.lambda20.digits.{name}"
         stored = "fedfa.lambda.digits.20" if name == "as-above" else folder
         yield Cell(
@@ -313,12 +313,12 @@ def _attacked() -> Iterator[Cell]:
             (replace(_END, arms=_PAIR),
              Comparison("test accuracy in %, last five evaluations after rounds without attackers", "calm", "first",
                         _PAIR)),
-            pattern="fedfa.lambda20.digits.SETTING", settings=said,
+            pattern="fedfa.lambda20.digits.SETTING", settings=difference,
         )  # fmt: skip
 
 
 def _variants() -> dict[str, tuple[str, Experiment]]:
-    """From name to what is different, in words, and the settings."""
+    """Return for each name a description of the difference, and the settings."""
     base = BASE.replace(attack=_ATTACK)
     return {
         "as-above": ("as with other lambdas", base),
@@ -333,7 +333,7 @@ def _variants() -> dict[str, tuple[str, Experiment]]:
 
 
 def _images() -> Iterator[Cell]:
-    """Tables and figures of which the text has no number that a run could be compared with."""
+    """Yield tables and figures for which the text has no number to compare a run with."""
     for name, place, what, command in (
         (
             "table4-6",

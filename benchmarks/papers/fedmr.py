@@ -25,7 +25,7 @@ _ORDER = ("fedmr", *(name for name in METHODS if name != "fedmr"))
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """Yield all cells of FedMR."""
     for (data, model, spread), numbers in NUMBERS.items():
         yield from _row(data, model, spread, numbers)
     yield from _figures()
@@ -35,7 +35,7 @@ def cells() -> Iterator[Cell]:
 
 
 def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterator[Cell]:
-    """A row of Table 1 in the settings that are in question: the text's, momentum 0.5, and the released code's."""
+    """Yield a row of Table 1 in the settings that it may have: the text's, momentum 0.5, and the released code's."""
     text, code = row(data, model, spread), released(data, model, spread)
     base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
     lenet = code.config.model.name == "lenet"
@@ -49,21 +49,21 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
         settings["-hsu"] = (_hsu(), f"{network}momentum 0.5, split of Hsu et al.")
     if data == "cifar100":  # coarse labels in the paper's units of layers
         settings["-coarse"] = (short.replace(dataset=code.config.data.dataset), f"{network}momentum 0.5, coarse labels")
-    for kind, (experiment, said) in settings.items():
+    for kind, (experiment, differences) in settings.items():
         name = f"{'lenet' if lenet and kind else model}{kind}".replace("lenet-momentum0.5", "lenet")
         yield Cell(
             f"{base}.{name}{end}", "Table 1", "FedMR has the highest test accuracy",
             arms(f"{base}.{name}{end}", experiment.replace(eval_every=10), _ORDER),
             (Comparison(_LATE, "late", "numbers", _ORDER, tuple(Published.read(numbers[m]) for m in _ORDER)),),
             pattern=f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5"),
-            settings=said, row=f"{base}.{model}{end}",
+            settings=differences, row=f"{base}.{model}{end}",
         )  # fmt: skip
 
 
 def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Experiment:
-    """A row of Table 1 with momentum 0.5 and the released code's model, LeNet for the CNN."""
+    """Return a row of Table 1 with momentum 0.5 and the released code's model, which is LeNet for the CNN."""
     settings = row(data, model, spread)
-    # All clients of IID data are equally large, so that both averages are the same; the stored run says weighted.
+    # IID clients have equally many samples, so both averages are the same; the stored runs say weighted.
     mutants = FedMutOptions(weighted=spread == "iid")
     return settings.replace(
         momentum=0.5, model=released(data, model, spread).config.model.name, eval_every=10, fedmut=mutants
@@ -71,7 +71,7 @@ def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Experiment
 
 
 def _hsu() -> Experiment:
-    """The row at Dirichlet 0.1 with the split that the text cites, and Fig. 6's measure."""
+    """Return the row at Dirichlet 0.1 with the split that the text cites, and Fig. 6's measure."""
     return _short("dir0.1").replace(partition="dirichlet_mixture", alpha=0.1, eval_client_models_every=10)
 
 
@@ -138,12 +138,12 @@ def _figures() -> Iterator[Cell]:
 
 
 def _plain(model: str, spread: str) -> Experiment:
-    """CIFAR-10 without a first stage."""
+    """Return a setting of CIFAR-10 without a first stage."""
     return row("cifar10", model, spread).replace(eval_every=10, fedmr=FedMROptions(stage1_rounds=0))
 
 
 def _smaller() -> Iterator[Cell]:
-    """Fashion-MNIST, LeNet, 100 rounds, as docs/results/fedmr.md shows them; and figures of LeNet's runs of Table 1."""
+    """Yield cells of Fashion-MNIST, LeNet, 100 rounds (docs/results/fedmr.md), and of LeNet's runs of Table 1."""
     base, order = fashion_mnist_rivals(), (*(name for name in _ORDER if name != "fedmut"), "indep")
     kinds = {
         "dir0.5": (base, "dirichlet0.5"),
@@ -157,7 +157,7 @@ def _smaller() -> Iterator[Cell]:
         yield Cell(
             f"fedmr.smaller.accuracy.{name}", SMALLER, "FedMR has the highest test accuracy on Fashion-MNIST",
             (*lines, *mutants),
-            (Comparison(_LATE, "late", "first", (*order, *(one.name for one in mutants))),),
+            (Comparison(_LATE, "late", "first", (*order, *(arm.name for arm in mutants))),),
             "fedmr.smaller.accuracy.SETTING", "LeNet, 100 rounds",
         )  # fmt: skip
         yield Cell(
@@ -169,16 +169,16 @@ def _smaller() -> Iterator[Cell]:
     table = [(name, words, _short(name), f".{name}", f"; {_OTHER}") for name, words in _SPREADS.items()]
     hsu = ("hsu", "Dirichlet 0.1 as in Hsu et al.", _hsu(), "-hsu.dir0.1", "")
     for spread, kind, experiment, end, other in (*table, hsu):
-        said = f"{kind}, {long}"
+        setting = f"{kind}, {long}"
         lines = arms(f"fedmr.table1.cifar10.lenet{end}", experiment, both)
         yield Cell(
             f"fedmr.smaller.cosine.cifar10-{spread}", SMALLER, "the models' cosine falls first and rises later on "
-            "CIFAR-10 (the runs of Table 1)", lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", f"{said}{other}",
+            "CIFAR-10 (the runs of Table 1)", lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", f"{setting}{other}",
         )  # fmt: skip
         yield _plain_cosine(f"cifar10-{spread}", f"CIFAR-10, {kind}, momentum 0.5", lines[:1])
         yield Cell(
             f"fedmr.smaller.loss.cifar10-{spread}", SMALLER, "FedMR's test loss is lower than FedAvg's on CIFAR-10 "
-            "(the runs of Table 1)", lines, (_LOSS,), "fedmr.smaller.loss.SETTING", said,
+            "(the runs of Table 1)", lines, (_LOSS,), "fedmr.smaller.loss.SETTING", setting,
         )  # fmt: skip
     for number in (5, 20):
         experiment = _short("dir0.1").replace(participation=0.0, participants=number, seeds=(0,))
@@ -201,7 +201,7 @@ def _smaller() -> Iterator[Cell]:
         "cifar10": (f"{flat}cifar10", _short("dir0.1").replace(seeds=(0,)), f"{table[0][1]}, {long}"),
         "cifar10-hsu": (f"fedmr.table1.cifar10.lenet{hsu[3]}", _hsu(), f"{hsu[1]}, {long}"),
     }
-    for name, (run, experiment, said) in small.items():
+    for name, (run, experiment, setting) in small.items():
         yield Cell(
             f"{flat}{name}", SMALLER, f"FedMR's model lies in a flatter place than FedAvg's on {name}",
             arms(run, experiment, both),
@@ -209,12 +209,12 @@ def _smaller() -> Iterator[Cell]:
                         "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
              Comparison("trace of the test loss's Hessian", "trace", "first", both, larger=False),
              Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
-            f"{flat}DATA", said, row=f"{flat}{name.removesuffix('-hsu')}",
+            f"{flat}DATA", setting, row=f"{flat}{name.removesuffix('-hsu')}",
         )  # fmt: skip
 
 
 def _plain_cosine(name: str, settings: str, lines: tuple[Arm, ...]) -> Cell:
-    """How the cosine over all parameters changes, which is not what Fig. 6 shows."""
+    """Return the cell on the cosine over all parameters, which is not Fig. 6's measure."""
     return Cell(
         f"fedmr.plain-cosine.{name}", OWN, "whether the plain cosine of FedMR's models, over all parameters, rises "
         "again (LeNet). Fig. 6 shows another measure, the released code's: a mean over chunks of five entries of the "
@@ -223,7 +223,7 @@ def _plain_cosine(name: str, settings: str, lines: tuple[Arm, ...]) -> Cell:
 
 
 def _gaps() -> Iterator[Cell]:
-    """What FedMut's way to average does to it where clients differ in size, beside the runs of Table 1."""
+    """Yield cells on FedMut's average where clients differ in size, beside the runs of Table 1."""
     for spread in ("dir0.1", "dir0.5", "dir1.0"):
         experiment, names = _short(spread), ("fedmr", "fedavg", "fedmut")
         lines = arms(f"fedmr.table1.cifar10.lenet.{spread}", experiment, names)
@@ -237,7 +237,7 @@ def _gaps() -> Iterator[Cell]:
 
 
 def _longer() -> Iterator[Cell]:
-    """Twice the rounds with the split of Hsu et al., where FedMR still rises after the released code's 500."""
+    """Yield a cell with twice the released code's rounds and the split of Hsu et al."""
     folder, both = "fedmr.longer.cifar10-hsu", ("fedmr", "fedavg")
     yield Cell(
         folder, OWN, "whether FedMR comes nearer to the paper with more rounds (CIFAR-10, LeNet, momentum 0.5)",
@@ -247,6 +247,6 @@ def _longer() -> Iterator[Cell]:
 
 
 def _weighted(folder: str, experiment: Experiment, tables: str = "") -> Arm:
-    """FedMut whose clients count by their numbers of samples."""
+    """Return an arm of FedMut that weights clients by their samples."""
     options = replace(experiment.options["fedmut"], weighted=True)
     return Arm(f"{folder}/fedmut-weighted", experiment.replace(algorithms=("fedmut",), fedmut=options), tables)

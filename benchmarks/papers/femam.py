@@ -12,23 +12,23 @@ _F1 = "macro-F1 on the clients' own test data in %"
 _TABLE_1 = {"cifar100-clusters30", "cifar100-dir0.1", "cifar100-levels3-6-11", "tiny-clusters50", "tiny-dir0.1",
             "tiny-levels9-15-22"}  # fmt: skip
 _ORDER = ("femam", *(name for name in METHODS if name != "femam"))
-_SECONDS = 25  # rounds that Fig. 5a's times are taken of
+_SECONDS = 25  # rounds over which Fig. 5a's times are measured
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """Yield all cells of FeMAM."""
     for data, split, numbers in rows():
-        for ending, experiment, said in (
+        for ending, experiment, differences in (
             ("", row(data, split), ""),
             ("-released", released(data, split), "the released code's options"),
         ):
-            yield _column(data, split, ending, experiment, said, dict(zip(METHODS, numbers)))
+            yield _column(data, split, ending, experiment, differences, dict(zip(METHODS, numbers)))
     yield from _figures()
     yield from _smaller()
 
 
 def _place(data: str, split: str) -> tuple[str, str]:
-    """(id, place) of a pair of columns: Table 1's, or else the appendix's."""
+    """Return the id and the place of a pair of columns: Table 1, or a table of the appendix."""
     table = {"clusters": "C.2", "levels": "C.4"}.get(split.rstrip("0123456789-"), "C.3")
     if f"{data}-{split}" in _TABLE_1:
         return f"femam.table1.{data}.{split.replace('dir', 'client')}", "Table 1"
@@ -36,7 +36,7 @@ def _place(data: str, split: str) -> tuple[str, str]:
 
 
 def _column(
-    data: str, split: str, ending: str, experiment: Experiment, said: str, numbers: dict[str, tuple[str, str]]
+    data: str, split: str, ending: str, experiment: Experiment, differences: str, numbers: dict[str, tuple[str, str]]
 ) -> Cell:
     name, place = _place(data, split)
     accuracy, f1 = (tuple(Published.read(numbers[method][k]) for method in _ORDER) for k in (0, 1))
@@ -44,18 +44,18 @@ def _column(
     return Cell(
         f"{name}{ending}", place, claim, arms(f"{name}{ending}", experiment, _ORDER),
         (Comparison(_OWN, "own", "numbers", _ORDER, accuracy), Comparison(_F1, "own_f1", "numbers", _ORDER, f1)),
-        pattern=f"femam.TABLE.DATA.SPLIT{ending}", settings=said, row=name,
+        pattern=f"femam.TABLE.DATA.SPLIT{ending}", settings=differences, row=name,
     )  # fmt: skip
 
 
 def _figures() -> Iterator[Cell]:
     table, _ = _place("cifar100", "levels3-6-11")
     experiment = row("cifar100", "levels3-6-11").replace(algorithms=("femam",))
-    lines = (Arm(f"{table}/femam", experiment), *_shorter(experiment, "femam.table2"))
+    lines = (Arm(f"{table}/femam", experiment), *_without_levels(experiment, "femam.table2"))
     yield Cell(
         "femam.table2", "Table 2", "every level that is left out costs accuracy (0.82 to 11.87 points; which level "
         "costs which is lost in the text)", lines,
-        (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),),
+        (Comparison(_OWN, "own", "first", tuple(arm.name for arm in lines)),),
     )  # fmt: skip
     short = row("cifar100", "dir0.1").replace(rounds=_SECONDS)
     short = short.replace(eval_every=_SECONDS, femam=replace(short.options["femam"], level_rounds=(_SECONDS // 5,)))
@@ -83,26 +83,27 @@ def _figures() -> Iterator[Cell]:
     )  # fmt: skip
 
 
-def _shorter(experiment: Experiment, folder: str) -> tuple[Arm, ...]:
-    """FeMAM without its global level, without a level of clusters (any: they are alike), without all of these, and
-    without the personal one; the table has as many lines.
+def _without_levels(experiment: Experiment, folder: str) -> tuple[Arm, ...]:
+    """Return FeMAM without its global level, one cluster level, all cluster levels, and the personal level.
+
+    The table has as many rows.
     """
     first, *clusters, last = experiment.options["femam"].levels
     kinds = {
         "global": (*clusters, last), "cluster": (first, *clusters[1:], last), "clusters": (first, last),
         "personal": (first, *clusters),
     }  # fmt: skip
-    found = []
+    without = []
     for name, levels in kinds.items():
-        # Without the global level, the only one that can come first, the clusters begin.
+        # Without the global level the first level has clusters, and the length of a cluster level.
         lengths = (50,) if name == "global" else experiment.options["femam"].level_rounds[: len(levels) - 1]
         options = replace(experiment.options["femam"], levels=levels, level_rounds=lengths)
-        found.append(Arm(f"{folder}/without-{name}", experiment.replace(algorithms=("femam",), femam=options)))
-    return tuple(found)
+        without.append(Arm(f"{folder}/without-{name}", experiment.replace(algorithms=("femam",), femam=options)))
+    return tuple(without)
 
 
 def _smaller() -> Iterator[Cell]:
-    """Half a LeNet, 100 rounds, as docs/results/femam.md shows them."""
+    """Yield cells with half a LeNet and 100 rounds (docs/results/femam.md), and the longer ones."""
     base = fashion_mnist()
     kinds = {
         "clusters": base.replace(seeds=(0, 1, 2)),
@@ -119,32 +120,32 @@ def _smaller() -> Iterator[Cell]:
         if experiment.config.data.partition.name == "clusters":
             femam = arms(f"femam.smaller.{name}", experiment, ("femam",), f"femam/{name}/{{}}-seed*.csv")
             yield _planted(f"fashion-mnist-{name}", femam, "half a LeNet, 100 rounds")
-    for name, (experiment, order, said) in _long().items():
+    for name, (experiment, order, setting) in _long().items():
         yield Cell(
-            f"femam.smaller.{name}", SMALLER, f"FeMAM has the highest accuracy ({said})",
+            f"femam.smaller.{name}", SMALLER, f"FeMAM has the highest accuracy ({setting})",
             arms(f"femam.smaller.{name}", experiment, order),
             (Comparison(_OWN, "own", "first", order), Comparison(_F1, "own_f1", "first", order)),
             "femam.smaller.SETTING",
         )  # fmt: skip
-    few, (many, _, said) = digits().replace(seeds=(0, 1, 2)), _long()["digits"]
+    few, (many, _, setting) = digits().replace(seeds=(0, 1, 2)), _long()["digits"]
     for name, experiment, kind in (
         ("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds"),
-        ("digits-clusters-long", many, said),
+        ("digits-clusters-long", many, setting),
     ):
         yield _planted(name, arms(f"femam.smaller-structure.{name}", experiment, ("femam",)), kind)
     whole = arms("femam.smaller.digits", many, ("femam",))
-    lines = whole + _shorter(many, "femam.smaller-levels.digits")
+    lines = whole + _without_levels(many, "femam.smaller-levels.digits")
     yield Cell(
         "femam.smaller-levels.digits", SMALLER, "every level that is left out costs accuracy", lines,
-        (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),), settings=said,
+        (Comparison(_OWN, "own", "first", tuple(arm.name for arm in lines)),), settings=setting,
     )  # fmt: skip
     clusters = base.replace(algorithms=("femam",), seeds=(0, 1, 2))
     yield _factor("clusters", clusters, "femam/clusters/{}-seed*.csv", "Fashion-MNIST in clusters, 100 rounds")
-    yield _factor("digits", many.replace(algorithms=("femam",)), "", said)
+    yield _factor("digits", many.replace(algorithms=("femam",)), "", setting)
 
 
-def _factor(name: str, experiment: Experiment, tables: str, said: str) -> Cell:
-    """Equation B.4 as it stands in the paper, beside the released code's gradients."""
+def _factor(name: str, experiment: Experiment, tables: str, setting: str) -> Cell:
+    """Return the cell that compares the paper's Eq. B.4 with the released code's gradients."""
     folder = f"femam.smaller.{name}"
     options = replace(experiment.options["femam"], share_gradients=True)
     lines = (
@@ -153,13 +154,14 @@ def _factor(name: str, experiment: Experiment, tables: str, said: str) -> Cell:
     )
     return Cell(
         f"femam.factor.{name}", OWN, "what Eq. B.4's factor n_i/n of the gradients on cluster levels changes", lines,
-        (Comparison(_OWN, "own", "first", ("femam", "femam-factor")),), "femam.factor.SETTING", said,
+        (Comparison(_OWN, "own", "first", ("femam", "femam-factor")),), "femam.factor.SETTING", setting,
     )  # fmt: skip
 
 
 def _long() -> dict[str, tuple[Experiment, tuple[str, ...], str]]:
-    """The paper's rounds and levels on little data, and a twentieth of them on the paper's data with a narrow model:
-    the settings, the methods, and what there is to say.
+    """Return settings, methods and a description of runs with the paper's levels.
+
+    Digits have all of its rounds, CIFAR-100 a twentieth and a narrow model.
     """
     paper = row("cifar100", "levels3-6-11")
     few = digits().replace(rounds=paper.config.rounds, eval_every=10, seeds=(0, 1))
@@ -180,11 +182,11 @@ def _long() -> dict[str, tuple[Experiment, tuple[str, ...], str]]:
     }  # fmt: skip
 
 
-def _planted(name: str, lines: tuple[Arm, ...], said: str) -> Cell:
-    """Clusters that were dealt out, and are to be found again."""
+def _planted(name: str, lines: tuple[Arm, ...], setting: str) -> Cell:
+    """Return the cell on whether FeMAM finds the clusters of the partition."""
     return Cell(
         f"femam.smaller-structure.{name}", SMALLER, "FeMAM finds the clusters that clients were dealt out in", lines,
         (Comparison("adjusted Rand index of the best level against the planted clusters, 0.9 (excellent, Steinley "
                     "2004) or more", "rand", "above", ("femam",), band=(0.9, 1.0)),),
-        "femam.smaller-structure.SETTING", said,
+        "femam.smaller-structure.SETTING", setting,
     )  # fmt: skip

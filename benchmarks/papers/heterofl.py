@@ -11,17 +11,17 @@ _RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 
 
 def cells() -> Iterator[Cell]:
-    """The one that there is."""
-    base, made = heterofl_a_e().replace(eval_every=10), []
+    """Yield the cell."""
+    base, lines = heterofl_a_e().replace(eval_every=10), []
     for name in _NUMBERS:
         rates = tuple(_RATES[letter] for letter in name.split("-"))
         experiment = base.replace(architectures=ArchitectureOptions(widths=rates, choose="cycle"))
         if name == "e":  # one model, of a sixteenth of the width
             experiment = base.replace(width=rates, architectures=ArchitectureOptions(widths=(1.0,), choose="cycle"))
-        made.append(Arm(f"heterofl.table.cifar10.iid/{name}", experiment))
+        lines.append(Arm(f"heterofl.table.cifar10.iid/{name}", experiment))
     yield Cell(
         "heterofl.table.cifar10.iid", "Flower's heterofl, CIFAR-10, IID",
-        "a model trained with clients of a sixteenth of its width is nearly as good as with full ones", tuple(made),
+        "a model trained with clients of a sixteenth of its width is nearly as good as with full ones", tuple(lines),
         (Comparison(
             "test accuracy in %, mean of the last ten evaluations", "late", "numbers", tuple(_NUMBERS),
             tuple(Published(number, 0.0) for number in _NUMBERS.values()),

@@ -1,4 +1,4 @@
-"""Run cells, or parts of them; what was done before is kept."""
+"""Run cells, or parts of them; finished runs are kept, interrupted ones resume."""
 
 import datetime
 import math
@@ -20,11 +20,11 @@ from benchmarks.papers.stored import (
     ROOT,
     STORE,
     Stored,
-    found_clusters,
     path,
     read,
+    score_clusters,
     settings,
-    shortened,
+    shorten,
     write,
 )
 from fl import Config, Dataset, FLError, Rng, simulate
@@ -45,16 +45,16 @@ from fl.runs.summary import failure
 
 @dataclass(frozen=True)
 class Part:
-    """What of a cell is run.
+    """The part of a cell to run.
 
     Attributes:
-        arms: names of its arms; none stands for all of them.
-        seeds: none stands for those of the paper.
-        rounds: 0 stands for the cell's.
-        minutes: when to stop; 0 is never.
+        arms: names of its arms; empty for all.
+        seeds: empty for the cell's.
+        rounds: 0 for the cell's.
+        minutes: when to stop; 0 for never.
         device: as in `python -m fl.run`.
-        out: where run folders are made, which interrupted runs are resumed in.
-        store: where stored runs lie.
+        out: the folder of run folders, where interrupted runs resume.
+        store: the folder of stored runs.
     """
 
     arms: tuple[str, ...] = ()
@@ -67,20 +67,21 @@ class Part:
 
 
 def play(chosen: Sequence[Cell], part: Part) -> bool:
-    """Run cells one after another, seed by seed, each seed with all arms, and store each run as far as it got. Finished
-    runs are kept, interrupted ones are resumed. Returns whether all of the part is done.
+    """Run cells one after another, each seed with all arms, and store each run as far as it got.
+
+    Returns whether the whole part is done.
 
     Raises:
         FLError: for a cell without runs, arms that it does not have, and as `fl.simulate` does.
-        KeyboardInterrupt: on Ctrl-C, after what is done was stored.
+        KeyboardInterrupt: on Ctrl-C, after the run was stored.
     """
     end = time.monotonic() + 60 * part.minutes if part.minutes else float("inf")
     todo = [(cell, arm, seed) for cell in chosen for arm, seed in _order(cell, part)]
     loaded: dict[Origin, Dataset] = {}
     for cell, arm, seed in todo:
-        config = shortened(arm.config, part.rounds or arm.config.rounds).replace(seed=seed, device=part.device)
+        config = shorten(arm.config, part.rounds or arm.config.rounds).replace(seed=seed, device=part.device)
         file = part.store / path(arm, seed, config.rounds)
-        if file.exists() and read(file).over and read(file).done >= config.rounds:
+        if file.exists() and read(file).is_over and read(file).done >= config.rounds:
             continue
         if time.monotonic() >= end:
             return False
@@ -91,17 +92,17 @@ def play(chosen: Sequence[Cell], part: Part) -> bool:
         stored = _run(cell, arm, config, file, part, end, loaded[origin])
         failed = f", {stored.failed}" if stored.failed else ""
         print(f"{arm.run} seed {seed}: {stored.done} of {stored.rounds} rounds{failed}")
-        if not stored.over:
+        if not stored.is_over:
             return False
     return True
 
 
 def _order(cell: Cell, part: Part) -> Iterator[tuple[Arm, int]]:
-    """Each arm with its first seed, then each with its second, ..."""
+    """Yield each arm with its first seed, then each with its second, ..."""
     if not cell.arms:
         raise FLError(
-            f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. What computes "
-            f"the like of a run of yours is: {cell.command}",
+            f"{cell.id} is an image, and the paper's text has no number to compare with: nothing is run. To compute "
+            f"the same of a run of yours: {cell.command}",
             code="unsupported",
         )
     arms = [cell.arm(name) for name in part.arms] or cell.arms
@@ -110,7 +111,7 @@ def _order(cell: Cell, part: Part) -> Iterator[tuple[Arm, int]]:
 
 
 def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: float, dataset: Dataset) -> Stored:
-    """Train one run until it is done or the time is over, and store it."""
+    """Train one run until it is done or the time is up, and store it."""
     folder = part.out / Path(arm.run).parent / file.stem
     there, failed = (folder / SETTINGS).exists(), ""
     try:
@@ -121,22 +122,22 @@ def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: floa
     finally:
         stored = _stored(cell, arm, config, folder, failed, part)
         if stored.done == config.rounds and not stored.failed:
-            for probe in {PROBES[one] for one in _measures(cell, arm) if one in PROBES}:
+            for probe in {PROBES[name] for name in _measures(cell, arm) if name in PROBES}:
                 stored.rows[-1].update(probe(folder, dataset))
-        if stored.rows and not (file.exists() and read(file).done > stored.done):  # whose run folder is gone
+        if stored.rows and not (file.exists() and read(file).done > stored.done):  # a longer run lost its folder
             write(file, stored)
     return stored
 
 
 def _measures(cell: Cell, arm: Arm) -> Iterator[str]:
-    """What a cell compares, and others of which the arm is one, too."""
-    for one in (cell, *cells().values()):
-        if arm.run in {other.run for other in one.arms}:
-            yield from (comparison.measure for comparison in one.comparisons)
+    """Yield what a cell measures, and what others measure of the same run."""
+    for other in (cell, *cells().values()):
+        if arm.run in {shared.run for shared in other.arms}:
+            yield from (comparison.measure for comparison in other.comparisons)
 
 
 def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, part: Part) -> Stored:
-    """What a run folder holds now."""
+    """Return what a run folder holds now."""
     table = folder / metrics.FILE
     rows = metrics.read(table) if table.exists() else []
     rounds = f" --rounds {part.rounds}" if part.rounds else ""
@@ -145,13 +146,13 @@ def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, par
         command=f"python -m benchmarks.papers {cell.id} --algorithm {arm.name} --seeds {config.seed}{rounds}",
         device=_device(config.execution.device), torch=torch.__version__, version=_version(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
-        failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
+        failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condense(config, rows),
         base=("adapters" in config.extensions and rows and checkpoint.read_header(folder)["given"].get("base")) or "",
     )  # fmt: skip
 
 
-def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
-    """The evaluated rounds of metrics.csv, with the columns that are stored, and costs summed up from the start."""
+def condense(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
+    """Return the evaluated rounds of metrics.csv: the stored columns, with costs added up from the first round."""
     spent = totals(config, rows) if rows else {}
     spent["seconds"] = spent.pop("elapsed", [])
     for name in ("bytes_up", "bytes_down"):
@@ -159,34 +160,35 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
             spent[name] = list(accumulate(row[name] for row in rows))
     every = [row | {name: sums[k] for name, sums in spent.items()} for k, row in enumerate(rows)]
     if "attack" in config.extensions:
-        every = [row | {"attackers": float(attackers(config, int(row["round"])))} for row in every]
+        every = [row | {"attackers": float(count_attackers(config, int(row["round"])))} for row in every]
     return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
 
 
-def _around(folder: Path, dataset: Dataset) -> metrics.Row:
-    """How the loss rises around the trained model, as `python -m fl.landscape FOLDER` prints it."""
-    (run,), asked = find_runs([folder]), LandscapeArguments((folder,))
-    how = asked.part, asked.samples, asked.seed, asked.together, asked.device
-    found = landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how)
-    values = {"rise": found.rise()[0], "trace": found.trace[0]}
+def _measure_landscape(folder: Path, dataset: Dataset) -> metrics.Row:
+    """Measure the loss around the trained model, as `python -m fl.landscape FOLDER` does."""
+    (run,), arguments = find_runs([folder]), LandscapeArguments((folder,))
+    options = arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
+    around = landscape(run, folder.name, dataset, grid(arguments.points, arguments.radius), *options)
+    values = {"rise": around.rise()[0], "trace": around.trace[0]}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _found(folder: Path, _: Dataset) -> metrics.Row:
-    return {"rand": found_clusters(Structure.read(folder))}
+def _measure_clusters(folder: Path, _: Dataset) -> metrics.Row:
+    return {"rand": score_clusters(Structure.read(folder))}
 
 
-PROBES: dict[str, Callable[[Path, Dataset], metrics.Row]] = {"rise": _around, "trace": _around, "rand": _found}
-"""From a comparison's measure to what measures it: columns of the last row alone, of the folder of a run that is over
-where its cell compares them."""
+PROBES: dict[str, Callable[[Path, Dataset], metrics.Row]] = {
+    "rise": _measure_landscape, "trace": _measure_landscape, "rand": _measure_clusters,
+}  # fmt: skip
+"""From a comparison's measure to what measures it once, in the folder of a finished run; columns of its last row."""
 
 
-def attackers(config: Config, number: int) -> int:
-    """How many of a round's participants are malicious, where clients are drawn uniformly.
+def count_attackers(config: Config, number: int) -> int:
+    """Count a round's malicious participants, where clients are sampled uniformly.
 
     >>> from fl.extensions.attack import AttackOptions
     >>> config = Config.of(algorithm="fedavg", clients=20, participants=5, attack=AttackOptions(share=0.2))
-    >>> [attackers(config, number) for number in range(1, 7)]
+    >>> [count_attackers(config, number) for number in range(1, 7)]
     [1, 0, 1, 1, 1, 1]
     """
     seed, clients = config.seed, config.clients
@@ -203,6 +205,6 @@ def _device(asked: str) -> str:
 
 
 def _version() -> str:
-    """Of this project: number and commit."""
-    found = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return f"{fl.__version__}, commit {found.stdout.strip()}"
+    """Return this project's version and commit."""
+    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return f"{fl.__version__}, commit {head.stdout.strip()}"

@@ -1,4 +1,4 @@
-"""What is kept of a run: a small CSV file of its evaluated rounds, under a line of JSON that says where it is from."""
+"""Stored runs: each is a small CSV file of evaluated rounds, after a line of JSON that says how it was made."""
 
 import csv
 import hashlib
@@ -29,9 +29,9 @@ SUMS = ("seconds", "tmac", "megabytes", "bytes_up", "bytes_down")
 COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_cosine_released", "models_own_accuracy",
            "models_perplexity", "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers", "rise",
            "trace", "rand")  # fmt: skip
-"""SUMS are from the first round on (of bytes a mean over a round's participants, of megabytes over all clients),
-attackers how many of the round's participants are malicious; the last three are of the last round alone, see
-`benchmarks.papers.run.PROBES`. A column that a run does not have is left out."""
+"""SUMS add up from the first round on; bytes are means over a round's participants, megabytes over all clients.
+`attackers` counts a round's malicious participants. The last three columns are measured in the last round only, see
+`benchmarks.papers.run.PROBES`. A file leaves out the columns that its run lacks."""
 Row = dict[str, float]
 
 
@@ -40,13 +40,13 @@ class Stored:
     """A run as it is stored.
 
     Attributes:
-        run: its arm's name. seed: its seed.
-        rounds, done: how many rounds were asked for, and done.
-        command: what makes it. device, torch, version, date: on what, with what and when it was made.
+        run: its arm's `run`. seed: its seed.
+        rounds, done: the numbers of rounds that were asked for, and done.
+        command: the command that makes it. device, torch, version, date: how and when it was made.
         settings: the flags that it read, see `settings`.
-        failed: why training could not go on, or ended with a loss that is not finite; "" if neither.
-        rows: evaluated rounds.
-        base: the digest of the weights beside adapters, which stayed as they were; "" without adapters.
+        failed: why training stopped, or that it ended with a loss that is not finite; "" if neither.
+        rows: the evaluated rounds.
+        base: with adapters, the digest of the frozen weights; else "".
     """
 
     run: str
@@ -64,28 +64,29 @@ class Stored:
     base: str = ""
 
     @property
-    def over(self) -> bool:
-        """Whether there is nothing left to do."""
+    def is_over(self) -> bool:
+        """Return whether nothing is left to do."""
         return self.done == self.rounds or bool(self.failed)
 
 
-def extendable(config: Config) -> bool:
-    """Whether a run with fewer rounds is the beginning of one with more."""
+def is_extendable(config: Config) -> bool:
+    """Return whether a run with fewer rounds is the beginning of one with more."""
     return "rounds" not in list_fixed(config) and not _level_rounds(config)
 
 
 def _level_rounds(config: Config) -> tuple[int, ...]:
-    """How long FeMAM stays on its levels."""
+    """Return the rounds of FeMAM's levels."""
     return config.method.options.level_rounds if config.method.name == "femam" else ()
 
 
-def shortened(config: Config, rounds: int) -> Config:
-    """The same with so many rounds. If they are fewer, ten evaluations are left, and FeMAM's levels become shorter in
-    proportion.
+def shorten(config: Config, rounds: int) -> Config:
+    """Return the same settings with this number of rounds.
+
+    A shorter run has at least ten evaluations, and FeMAM's levels shrink in proportion.
 
     >>> from fl.algorithms.femam import FeMAMOptions
     >>> config = Config.of(algorithm="femam", rounds=700, eval_every=10, femam=FeMAMOptions(level_rounds=(400, 50)))
-    >>> short = shortened(config, 70)
+    >>> short = shorten(config, 70)
     >>> short.method.options.level_rounds, short.evaluation.every
     ((40, 5), 7)
     """
@@ -99,27 +100,27 @@ def shortened(config: Config, rounds: int) -> Config:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The flags that a run reads and that decide what it computes, without its method, its seed and its rounds.
+    """Return the flags that decide what a run computes, without its method, seed and rounds.
 
-    >>> said = settings(Config.of(alpha=0.1))
-    >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
+    >>> flags = settings(Config.of(alpha=0.1))
+    >>> flags["alpha"], "rounds" in flags, "attack.amplify" in flags, "architectures.widths" in flags
     (0.1, False, False, False)
     """
-    kept = json.loads(json.dumps(list_fixed(config)))
-    return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seed", "rounds")}
+    flags = json.loads(json.dumps(list_fixed(config)))
+    return {flag: value for flag, value in flags.items() if flag not in ("algorithm", "seed", "rounds")}
 
 
 @cache
 def _neutral() -> dict[str, Any]:
-    """The flags of extensions that are not asked for: attack.share is 0."""
-    asked = [one for name, extension in EXTENSIONS.items() for one in settings_of(extension.options, name)]
-    return json.loads(json.dumps({one.flag: plain(one.value) for one in asked if not one.unread}))
+    """Return the flags of extensions at their defaults, which change nothing: attack.share is 0."""
+    every = [setting for name, extension in EXTENSIONS.items() for setting in settings_of(extension.options, name)]
+    return json.loads(json.dumps({setting.flag: plain(setting.value) for setting in every if not setting.unread}))
 
 
 def path(arm: Arm, seed: int, rounds: int) -> Path:
-    """The file of a run, below a store. Runs of fewer rounds have their own if they cannot become longer ones."""
-    apart = rounds != arm.config.rounds and not extendable(arm.config)
-    return Path(f"{arm.run}-seed{seed}{f'-rounds{rounds}' if apart else ''}.csv")
+    """Return the file of a run in a store. A shorter run that cannot be extended has its own file."""
+    separate = rounds != arm.config.rounds and not is_extendable(arm.config)
+    return Path(f"{arm.run}-seed{seed}{f'-rounds{rounds}' if separate else ''}.csv")
 
 
 def write(file: Path, stored: Stored) -> None:
@@ -129,41 +130,42 @@ def write(file: Path, stored: Stored) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([f"{row[name]:.6g}" if name in row else "" for name in columns] for row in stored.rows)
-    said = {key: value for key, value in asdict(stored).items() if key != "rows"}
-    said["sha256"] = _digest(said, table.getvalue())
+    header = {key: value for key, value in asdict(stored).items() if key != "rows"}
+    header["sha256"] = _digest(header, table.getvalue())
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, f"# {json.dumps(said)}\n{table.getvalue()}")
+    write_text(file, f"# {json.dumps(header)}\n{table.getvalue()}")
 
 
 def read(file: Path) -> Stored:
-    """A run. Raises FLError, which names the file, for one that was not written by `write`, or was changed since."""
+    """Read a run. Raises FLError for a file that `write` did not write, or that was changed since."""
     try:
         first, _, table = file.read_text().partition("\n")
-        said = json.loads(first.removeprefix("# "))
-        digest = said.pop("sha256")
-        stored = Stored(**said, rows=[_numbers(row) for row in csv.DictReader(io.StringIO(table))])
+        header = json.loads(first.removeprefix("# "))
+        digest = header.pop("sha256")
+        stored = Stored(**header, rows=[_numbers(row) for row in csv.DictReader(io.StringIO(table))])
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise FLError(
             f"{file} is not a stored run ({' '.join(str(error).split())}): run its cell again", code="file"
         ) from None
-    if digest != _digest(said, table):
+    if digest != _digest(header, table):
         raise FLError(f"{file} was changed by hand: put it back, or delete it and run its cell again", code="file")
     return stored
 
 
 def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
-    """All stored runs of an arm, by seed; of seeds that have none, those from before there were cells.
+    """Return all stored runs of an arm by seed. For seeds without one the older tables count.
 
-    Raises FLError for a file that is damaged, or is of other settings than the arm's.
+    Raises FLError for a file that is damaged, or whose settings are not the arm's.
     """
-    folder, found = store / Path(arm.run).parent, []
+    folder, stored = store / Path(arm.run).parent, []
     pattern = re.compile(rf"{re.escape(arm.name)}-seed\d+(-rounds\d+)?\.csv")
     for file in sorted(folder.glob("*.csv")):
         if pattern.fullmatch(file.name):
-            found.append(read(file))
-            _check(found[-1], arm, file, store)
-    found += [one for one in _earlier(arm) if one.seed not in {other.seed for other in found}]
-    return sorted(found, key=lambda one: (one.seed, one.rounds))
+            stored.append(read(file))
+            _check(stored[-1], arm, file, store)
+    seeds = {run.seed for run in stored}
+    stored += [run for run in _read_older(arm) if run.seed not in seeds]
+    return sorted(stored, key=lambda run: (run.seed, run.rounds))
 
 
 def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
@@ -171,7 +173,7 @@ def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
         raise FLError(
             f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back", code="file"
         )
-    was, now = (_neutral() | one for one in (stored.settings, settings(shortened(arm.config, stored.rounds))))
+    was, now = (_neutral() | flags for flags in (stored.settings, settings(shorten(arm.config, stored.rounds))))
     for flag, value in now.items():  # flags that only one version of this package has are not compared
         if flag in was and was[flag] != value:
             raise FLError(
@@ -180,8 +182,8 @@ def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
             )
 
 
-def _earlier(arm: Arm) -> Iterator[Stored]:
-    """Runs of which only the table is left."""
+def _read_older(arm: Arm) -> Iterator[Stored]:
+    """Yield the runs of older tables, which have no line of JSON."""
     seeds: dict[int, list[Row]] = {}
     for file in sorted(RESULTS.glob(arm.tables)) if arm.tables else ():
         with file.open(newline="") as table:
@@ -189,26 +191,26 @@ def _earlier(arm: Arm) -> Iterator[Stored]:
                 if arm.where.items() <= row.items() and row["accuracy"]:
                     seed = int(row.get("seed") or file.stem.rpartition("seed")[2])
                     seeds.setdefault(seed, []).append(_numbers({key: row.get(key) for key in COLUMNS}))
-        if (known := file.with_name(f"{file.stem}-structure.json")).exists():
-            seeds[seed][-1]["rand"] = found_clusters(Structure(**json.loads(known.read_text())))
+        if (structure := file.with_name(f"{file.stem}-structure.json")).exists():
+            seeds[seed][-1]["rand"] = score_clusters(Structure(**json.loads(structure.read_text())))
     rounds = arm.config.rounds
     for seed, rows in sorted(seeds.items()):
         yield Stored(arm.run, seed, rounds, int(rows[-1]["round"]), "", "CPU", "", "", "earlier", {}, "", rows)
 
 
-def found_clusters(structure: Structure) -> float:
-    """How well clusters of clients are the true ones: the adjusted Rand index of the best level; 0 if no level has one.
+def score_clusters(structure: Structure) -> float:
+    """Return the best level's adjusted Rand index against the true clusters of clients; 0 if no level has one.
 
-    >>> found_clusters(Structure("femam", ["global", "2"], [[0, 0, 1, 1]], [[0] * 4, [1, 1, 0, 0]], 2, 0, ""))
+    >>> score_clusters(Structure("femam", ["global", "2"], [[0, 0, 1, 1]], [[0] * 4, [1, 1, 0, 0]], 2, 0, ""))
     1.0
     """
-    levels = [one.best for one in agreement(structure) if one.level.isdecimal()]
-    return max((best for best in levels if best is not None), default=0.0)
+    scores = [level.best for level in agreement(structure) if level.level.isdecimal()]
+    return max((score for score in scores if score is not None), default=0.0)
 
 
 def _numbers(row: dict[str, str]) -> Row:
     return {name: float(value) for name, value in row.items() if value}
 
 
-def _digest(said: dict, table: str) -> str:
-    return hashlib.sha256(f"{json.dumps(said, sort_keys=True)}\n{table}".encode()).hexdigest()[:16]
+def _digest(header: dict, table: str) -> str:
+    return hashlib.sha256(f"{json.dumps(header, sort_keys=True)}\n{table}".encode()).hexdigest()[:16]

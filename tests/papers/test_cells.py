@@ -158,6 +158,6 @@ def test_cells__an_attacks_drop_knows_what_a_guess_reaches(name, chances):
 def test_cells__claims_name_cells_and_comparisons_that_there_are():
     for claim in CLAIMS:
         for smaller in (False, True):
-            borne = [cell for name, cell in cells().items() if claim.bears(name, smaller)]
+            borne = [cell for name, cell in cells().items() if claim.is_judged_by(name, smaller)]
             assert bool(borne) == bool(claim.smaller if smaller else claim.cells)
             assert all(claim.at < len(cell.comparisons) for cell in borne)

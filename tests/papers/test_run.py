@@ -58,7 +58,7 @@ def test_run__an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell,
     with pytest.raises(KeyboardInterrupt):
         play([cell], part)
     (begun,) = stored.runs(cell.arm("fedmr"), part.store)
-    assert (begun.done, begun.rounds, begun.over) == (2, 4, False)
+    assert (begun.done, begun.rounds, begun.is_over) == (2, 4, False)
     assert result(cell, part.store).begun
     assert not result(cell, part.store).rounds
     monkeypatch.setattr(run, "simulate", simulate)
@@ -84,7 +84,7 @@ def test_run__an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell,
     )
     raised = replace(cell, arms=tuple(Arm(arm.run, arm.experiment.replace(rounds=5)) for arm in cell.arms))
     assert result(raised, part.store).verdict == "not run"  # with fewer rounds than it has now
-    assert page.said(result(raised, part.store)) == "not run (reproduced at 4 of 5 rounds)"
+    assert page.describe(result(raised, part.store)) == "not run (reproduced at 4 of 5 rounds)"
 
 
 def test_run__the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_run__fewer_rounds_of_what_depends_on_them_are_stored_apart():
     longer = TINY.replace(algorithms="fedavg", rounds=100, eval_every=20)
     constant, falling = (Arm("fedmr.a/b", longer.replace(lr_schedule=name)) for name in ("constant", "step"))
     assert stored.path(constant, 0, 50).name == "b-seed0.csv"
-    assert stored.shortened(constant.config, 50).evaluation.every == 5  # ten evaluations are left
+    assert stored.shorten(constant.config, 50).evaluation.every == 5  # ten evaluations are left
     assert stored.path(falling, 0, 50).name == "b-seed0-rounds50.csv"
     assert stored.path(falling, 0, 100).name == "b-seed0.csv"
 
