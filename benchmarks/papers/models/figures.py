@@ -24,33 +24,33 @@ _KEY = (
 _WRITTEN = 5  # with more blocks than these, a panel does not show its numbers
 
 
-def heat_maps(found: Sequence[Compared]) -> Figure:
+def heat_maps(compared: Sequence[Compared]) -> Figure:
     """Draw a panel for each section of each model: blocks x blocks, the mean over convolutions.
 
     Trained models are below untrained ones, and all panels have the same colours. Raises FLError for too many models.
     """
-    if len(found) > _MAPS:
-        raise FLError(f"{len(found)} models are too many for one figure: give at most {_MAPS}")
-    rows = [2 if one.after else 1 for one in found]
-    columns = max(len(one.before) for one in found)
+    if len(compared) > _MAPS:
+        raise FLError(f"{len(compared)} models are too many for one figure: give at most {_MAPS}")
+    rows = [2 if entry.after else 1 for entry in compared]
+    columns = max(len(entry.before) for entry in compared)
     width = max(4.8, 1.6 + 2.1 * columns)
-    titles = [textwrap.fill(shorten(one.title), int(12 * width)) for one in found]
+    titles = [textwrap.fill(shorten(entry.title), int(12 * width)) for entry in compared]
     heights = [0.95 + 0.2 * title.count("\n") + 2.0 * n for title, n in zip(titles, rows)]
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
-    parts = figure.subfigures(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    matrices = [section.matrix for one in found for part in (one.before, one.after) for section in part]
-    apart = torch.cat([matrix[~torch.eye(len(matrix), dtype=torch.bool)] for matrix in matrices])
-    apart = apart[~apart.isnan()]
-    low, high = math.floor(10 * apart.min().item()) / 10, math.ceil(10 * apart.max().item()) / 10
-    for part, title, one, number in zip(parts, titles, found, rows):
+    parts = figure.subfigures(len(compared), 1, squeeze=False, height_ratios=heights)[:, 0]
+    matrices = [section.matrix for entry in compared for part in (entry.before, entry.after) for section in part]
+    values = torch.cat([matrix[~torch.eye(len(matrix), dtype=torch.bool)] for matrix in matrices])
+    values = values[~values.isnan()]
+    low, high = math.floor(10 * values.min().item()) / 10, math.ceil(10 * values.max().item()) / 10
+    for part, title, entry, number in zip(parts, titles, compared, rows):
         panels = part.subplots(number, columns, squeeze=False)
-        for stage, sections, line in zip(("untrained", "trained"), (one.before, one.after), panels):
+        for stage, sections, line in zip(("untrained", "trained"), (entry.before, entry.after), panels):
             for panel, section in zip(line, sections):
                 image = _heat_map(panel, section, low, high)
             for panel in line[len(sections) :]:
                 panel.set_visible(False)
             line[0].set_ylabel(f"{stage}\nblock", fontsize=8)
-        for top, bottom, section in zip(panels[0], panels[-1], one.before):
+        for top, bottom, section in zip(panels[0], panels[-1], entry.before):
             top.set_title(section.name, fontsize=9)
             bottom.set_xlabel("block", fontsize=8)
         part.suptitle(title, fontsize=10)
@@ -81,8 +81,8 @@ def _heat_map(panel: Axes, section: SectionSimilarity, low: float, high: float) 
     return image
 
 
-_STYLES = ["-", "--", "-.", ":"]  # that differ in black and white as well
-_MEMBERS = 12  # lines that can be told apart
+_STYLES = ["-", "--", "-.", ":"]  # that also differ in black and white
+_MEMBERS = 12  # lines that differ
 _BINS = 8  # at least
 _SHOWN = 0.998  # share of a model's weights that lie within the axis
 
@@ -98,7 +98,7 @@ def histograms(members: Sequence[Member]) -> Figure:
         raise FLError(f"{len(members)} models are too many for one figure: give at most {_MEMBERS}")
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12)
-    weights = [[tensor.flatten().numpy() for tensor in ends(one).values()] for one in members]
+    weights = [[tensor.flatten().numpy() for tensor in ends(member).values()] for member in members]
     for panel, title, at in zip(figure.subplots(1, 2), ("first convolution", "last convolution"), (0, -1)):
         chosen = [arrays[at] for arrays in weights]
         edge = max(np.quantile(np.abs(values), _SHOWN) for values in chosen) or 1.0
@@ -119,9 +119,11 @@ def histograms(members: Sequence[Member]) -> Figure:
 
 
 def _labels(members: Sequence[Member]) -> list[str]:
-    """Label the models by width and depth, and by the folder if these are not enough to tell them apart."""
+    """Label the models by width and depth, and by the folder where these are equal."""
     sizes = [
-        f"width {brief(one.spec.width)}" + (f", depth {brief(one.spec.depth)}" if one.spec.depth else "")
-        for one in members
+        f"width {brief(member.spec.width)}" + (f", depth {brief(member.spec.depth)}" if member.spec.depth else "")
+        for member in members
     ]
-    return [size if sizes.count(size) == 1 else f"{size} ({shorten(one.name)})" for one, size in zip(members, sizes)]
+    return [
+        size if sizes.count(size) == 1 else f"{size} ({shorten(member.name)})" for member, size in zip(members, sizes)
+    ]

@@ -1,7 +1,7 @@
-"""How alike the blocks of a section are: Pearson correlations under a greedy one-to-one matching.
+"""Measure the similarity of a section's blocks: Pearson correlations under a greedy one-to-one matching.
 
-FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.B.3, Tables 7-9. It lets a
-last block stand for deeper ones because blocks are alike.
+FedFA (Flexible Architectures, ECML-PKDD 2024; two other methods share the name), appendix 0.B.3, Tables 7-9. Because
+blocks are similar, FedFA lets a last block stand for deeper ones.
 """
 
 import math
@@ -22,7 +22,7 @@ _CONSTANT = 1e-12  # a map that varies by less, relative to its norm, is constan
 
 
 def filter_similarity(a: Tensor, b: Tensor) -> float:
-    """How alike two layers' filters are, in [-1, 1]; equal filters give 1, in any order of filters and of their maps.
+    """Return the similarity of two layers' filters, in [-1, 1]; 1 for equal filters, in any order of filters and maps.
 
     R^ij [Ci, Ci] are the Pearson correlations of the weight maps of filter i of `a` with those of filter j of `b`. Row
     by row we take the highest entry (of equal ones the first) in a column that is still free; the mean of the Ci
@@ -69,7 +69,7 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
 
 
 def _standard_maps(weight: Tensor) -> Tensor:
-    """[Co, Ci, P]: maps of mean 0 and norm 1, whose products are correlations; constant ones are 0."""
+    """Scale maps [Co, Ci, P] to mean 0 and norm 1, so that products are correlations; constant maps become 0."""
     maps = weight.flatten(2) if weight.ndim > 2 else weight[:, :, None]
     maps = double(maps.mT if maps.shape[2] == 1 else maps)
     centred = maps - maps.mean(-1, keepdim=True)
@@ -79,13 +79,13 @@ def _standard_maps(weight: Tensor) -> Tensor:
 
 
 def _map_similarity(x: Tensor, y: Tensor) -> Tensor:
-    """r [I, J] of filters' maps [I, Ci, P] and [J, Ci, P]; correlations [I, J, Ci, Ci] are made one row at a time."""
+    """Return r [I, J] of maps [I, Ci, P] and [J, Ci, P]; correlations [I, J, Ci, Ci] are computed row by row."""
     columns = y.flatten(0, 1).mT
     return _greedy((x[:, k] @ columns).view(len(x), *y.shape[:2]) for k in range(x.shape[1]))
 
 
 def _greedy(rows: Iterable[Tensor]) -> Tensor:
-    """The mean over rows [..., N] of each row's highest entry in a column that no earlier row took."""
+    """Return the mean over rows [..., N] of each row's highest entry in a column that no earlier row took."""
     best, taken = [], None
     for row in rows:
         taken = torch.zeros_like(row) if taken is None else taken
@@ -96,7 +96,7 @@ def _greedy(rows: Iterable[Tensor]) -> Tensor:
 
 
 class SectionSimilarity(NamedTuple):
-    """How alike the blocks of a section are.
+    """The similarities of a section's blocks.
 
     Attributes:
         name: of the section.
@@ -112,18 +112,18 @@ class SectionSimilarity(NamedTuple):
 
     @property
     def matrix(self) -> Tensor:
-        """[B, B], the mean over the convolutions that both blocks have."""
+        """Return [B, B], the mean over the convolutions that both blocks have."""
         return torch.stack(list(self.layers.values())).nanmean(0)
 
     def mean(self, layer: str | None = None) -> float:
-        """Over the pairs of different blocks, of one convolution or of all."""
+        """Return the mean over pairs of different blocks, of one convolution or of all."""
         chosen = [self.layers[layer]] if layer is not None else list(self.layers.values())
         i, j = torch.triu_indices(len(self.blocks), len(self.blocks), 1)
         return torch.stack(chosen)[:, i, j].nanmean().item()
 
 
 def block_similarity(model: nn.Module | State, *, first: bool = False, example: Any = None) -> list[SectionSimilarity]:
-    """How alike the blocks of each section are (FedFA, Tables 7-9): every pair, convolution by convolution.
+    """Measure the similarity of each section's blocks in pairs, convolution by convolution (FedFA, Tables 7-9).
 
     Args:
         model: a module or a state; without an example no forward pass is run.
@@ -153,12 +153,12 @@ def block_similarity(model: nn.Module | State, *, first: bool = False, example: 
         if len(blocks) < 2 or not inside:
             continue
         layers = {name: _pairs([values.get(f"{block}.{name}") for block in blocks]) for name in inside}
-        if alike := {name: pairs.fill_diagonal_(1) for name, pairs in layers.items() if not pairs.isnan().all()}:
-            result.append(SectionSimilarity(section.name, blocks, alike))
+        if similarities := {name: pairs.fill_diagonal_(1) for name, pairs in layers.items() if not pairs.isnan().all()}:
+            result.append(SectionSimilarity(section.name, blocks, similarities))
     if not result:
-        what = "two blocks" if first else "two blocks after its first"
+        needed = "two blocks" if first else "two blocks after its first"
         raise FLError(
-            f"no section has {what} to compare: give a deeper model"
+            f"no section has {needed} to compare: give a deeper model"
             + ("" if first else ", or compare the first blocks as well (`first`)"),
             code="unsupported",
         )
@@ -166,7 +166,7 @@ def block_similarity(model: nn.Module | State, *, first: bool = False, example: 
 
 
 def _pairs(weights: list[Tensor | None]) -> Tensor:
-    """The similarity of each pair of weights [B, B]; NaN on the diagonal, for different shapes, and missing weights."""
+    """Compare each pair of weights [B, B]; NaN on the diagonal, for different shapes, and for missing weights."""
     matrix = torch.full((len(weights), len(weights)), math.nan, dtype=torch.float64)
     for i, a in enumerate(weights):
         for j, b in enumerate(weights[i + 1 :], i + 1):
@@ -176,7 +176,7 @@ def _pairs(weights: list[Tensor | None]) -> Tensor:
 
 
 def convolutions(values: Mapping[str, Tensor]) -> list[str]:
-    """Names of the weights of convolutions (those with three or more axes); if there are none, of linear layers.
+    """List the weights of convolutions (three or more axes), or of linear layers if there are none.
 
     >>> from surgery.states import state
     >>> convolutions(state(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))))

@@ -49,7 +49,7 @@ def similarity_table(compared: Compared) -> str:
         pairs = {layer: int((~matrix.isnan()).triu(1).sum()) for layer, matrix in before.layers.items()}
         name = before.name
         for layer, number in (pairs | {None: sum(pairs.values())}).items():
-            values = [one.mean(layer) for one in stages]
+            values = [stage.mean(layer) for stage in stages]
             cells = [f"{value:.4f}" for value in values] + [f"{after - values[0]:+.4f}" for after in values[1:]]
             lines.append([name, layer.removesuffix(".weight") if layer else "all", str(number), *cells])
             name = ""
@@ -75,22 +75,22 @@ def read(folders: Sequence[Path]) -> list[Member]:
         raise FLError("give two run folders or more: the smallest model, and larger ones to compare with it")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise FLError("give each run folder once")
-    found = [Member(str(folder), checkpoint.read_model(folder)[0], load_model(folder)) for folder in folders]
-    for one in found:
-        if one.spec.name != found[0].spec.name:
+    members = [Member(str(folder), checkpoint.read_model(folder)[0], load_model(folder)) for folder in folders]
+    for member in members:
+        if member.spec.name != members[0].spec.name:
             raise FLError(
-                f"{found[0].name} holds a {found[0].spec.name} and {one.name} a {one.spec.name}: give widths and "
+                f"{members[0].name} holds a {members[0].spec.name} and {member.name} a {member.spec.name}: give widths and "
                 "depths of one model",
                 code="mismatch",
             )
-    found.sort(key=lambda one: one.parameters)
-    for small, large in itertools.pairwise(found):
+    members.sort(key=lambda member: member.parameters)
+    for small, large in itertools.pairwise(members):
         if (small.spec.width, small.spec.depth) == (large.spec.width, large.spec.depth):
             raise FLError(
                 f"{small.name} and {large.name} hold models of one width and depth: give different ones",
                 code="mismatch",
             )
-    return found
+    return members
 
 
 def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Plan:
@@ -141,8 +141,8 @@ def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Plan]
     >>> from surgery.plan import Source
     >>> small, large = torch.ones(1, 1, 2, 2), torch.full((2, 1, 2, 2), 4.0)
     >>> plan = Plan({"weight": (Source("weight", (((0, 1),), None, None, None)),)}, {"weight": (2, 1, 2, 2)})
-    >>> found = variation_of({"weight": small}, [{"weight": large}], [plan])
-    >>> found.magnitude.item(), found.distance.item(), found.ratio.item()
+    >>> variation = variation_of({"weight": small}, [{"weight": large}], [plan])
+    >>> variation.magnitude.item(), variation.distance.item(), variation.ratio.item()
     (4.0, 12.0, 3.0)
     """
 
@@ -167,12 +167,12 @@ def measure(members: Sequence[Member]) -> Variation:
     """Measure the distance of every model from the first, which is the smallest."""
     smallest, *larger = members
     plans = []
-    for one in larger:
+    for member in larger:
         try:
-            plans.append(place(smallest.model, one.model, one.spec))
+            plans.append(place(smallest.model, member.model, member.spec))
         except (FLError, SurgeryError) as error:
-            raise FLError(f"{smallest.name} does not fit into {one.name}: {error}", code="mismatch") from None
-    return variation_of(state(smallest.model), [state(one.model) for one in larger], plans)
+            raise FLError(f"{smallest.name} does not fit into {member.name}: {error}", code="mismatch") from None
+    return variation_of(state(smallest.model), [state(member.model) for member in larger], plans)
 
 
 def scale_table(members: Sequence[Member], variation: Variation) -> str:
@@ -180,15 +180,15 @@ def scale_table(members: Sequence[Member], variation: Variation) -> str:
     rows = [["model", "width", "depth", "parameters", "magnitude", "distance", "ratio"]]
     cells = [[f"{variation.magnitude.mean():.4f}", "-", "-"]]
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
-    for one, last in zip(members, cells):
-        depth = brief(one.spec.depth) if one.spec.depth else "-"
-        rows.append([one.name, brief(one.spec.width), depth, f"{one.parameters:,}", *last])
+    for member, last in zip(members, cells):
+        depth = brief(member.spec.depth) if member.spec.depth else "-"
+        rows.append([member.name, brief(member.spec.width), depth, f"{member.parameters:,}", *last])
     return align_columns(rows)
 
 
-def ends(one: Member) -> dict[str, Tensor]:
+def ends(member: Member) -> dict[str, Tensor]:
     """Find the weights of the first and the last convolution in the order of execution, by name."""
-    values = state(one.model)
+    values = state(member.model)
     known = set(convolutions(values))
-    order = [name for layer in layers(one.model, example=one.spec.example()) for name in layer.tensors if name in known]
+    order = [name for layer in layers(member.model, example=member.spec.example()) for name in layer.tensors if name in known]
     return {name: values[name] for name in (order[0], order[-1])}

@@ -9,7 +9,7 @@ Recipe = Callable[[], Experiment]
 
 
 def recipe(about: str, row: Callable[..., Experiment], *cells: str) -> Recipe:
-    """A function that makes the settings of a row, whose docstring is `about`."""
-    made = partial(row, *cells)
-    made.__doc__ = about
-    return made
+    """Return a function that makes the settings of a row, with `about` as its docstring."""
+    make = partial(row, *cells)
+    make.__doc__ = about
+    return make
