@@ -79,8 +79,8 @@ def read(folders: Sequence[Path]) -> list[Member]:
     for member in members:
         if member.spec.name != members[0].spec.name:
             raise FLError(
-                f"{members[0].name} holds a {members[0].spec.name} and {member.name} a {member.spec.name}: give widths and "
-                "depths of one model",
+                f"{members[0].name} holds a {members[0].spec.name} and {member.name} a {member.spec.name}: "
+                "give widths and depths of one model",
                 code="mismatch",
             )
     members.sort(key=lambda member: member.parameters)
@@ -190,5 +190,6 @@ def ends(member: Member) -> dict[str, Tensor]:
     """Find the weights of the first and the last convolution in the order of execution, by name."""
     values = state(member.model)
     known = set(convolutions(values))
-    order = [name for layer in layers(member.model, example=member.spec.example()) for name in layer.tensors if name in known]
+    every = layers(member.model, example=member.spec.example())
+    order = [name for layer in every for name in layer.tensors if name in known]
     return {name: values[name] for name in (order[0], order[-1])}
