@@ -140,7 +140,7 @@ class KeptPrograms:
             if self.made == _TOO_MANY:
                 _log.warning(
                     "warning: %s is captured as a graph over and over, which takes longer than what it spares: make "
-                    "objectives, ascents and data once, not anew in each round, or use another --backend",
+                    "objectives, ascents and data once, not again in each round, or use another --backend",
                     type(group[0].model).__name__,
                 )
         self.programs.move_to_end(key)

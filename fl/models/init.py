@@ -94,7 +94,7 @@ class Start(NamedTuple):
         """Say in one line where the weights come from, and what was not taken."""
         line = f"the model begins from {self.source} (sha256 {self.sha256[:12]})"
         if self.left:
-            line += f"; its classifier ({', '.join(self.left)}) is not there, or for other classes, and stays as drawn"
+            line += f"; its classifier ({', '.join(self.left)}) is not there, or for other classes, and stays random"
         if self.summed:
             line += f"; {', '.join(self.summed)} is summed over its 3 input channels, as the images are grey"
         return line

@@ -195,11 +195,11 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
     change, source = model_change(config.extensions), find_source(config.model.name)
     if drawn := getattr(net, "drawn", ()):
         _log.warning(
-            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
+            "warning: --model %s begins with a random %s, which its folder lacks or has for other classes%s",
             config.model.name, ", ".join(drawn), f"; --{change[0]} freezes what it does not train" if change else "",
         )  # fmt: skip
     if change and (source.drawn if source else not isinstance(spec, custom_model.CustomSpec)):
-        _log.warning(f"warning: --{change[0]} freezes weights that are drawn: give trained ones with --init")
+        _log.warning(f"warning: --{change[0]} freezes random weights: give trained ones with --init")
 
 
 def make_models(

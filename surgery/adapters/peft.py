@@ -38,7 +38,7 @@ REFUSED = {
     "alora_invocation_tokens": "it acts after some tokens only",
     "arrow_config": "it mixes several adapters by the input",
     "kasa_config": "its products are scaled by singular values",
-    "monteclora_config": "its factors are drawn",
+    "monteclora_config": "its factors are random",
 }
 """Settings of a file that make an adapter another function than W x + scale B A x, and how."""
 CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")

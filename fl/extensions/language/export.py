@@ -72,8 +72,8 @@ def _base(net: nn.Module, origin: ModelOrigin) -> dict[str, str | None]:
         random_names = ["all of it"]
     if lacking := [tensor for tensor in random_names if tensor not in trained]:
         raise FLError(
-            f"{folder}: the base was drawn ({lacking[0]}), and no one else has it: begin with --init, train the layer "
-            f"whole (--adapters.train), {way}",
+            f"{folder}: the base is random ({lacking[0]}), and only this run has it: begin with --init, train the "
+            f"whole layer (--adapters.train), {way}",
             code="unsupported",
         )
     for norm, module in net.named_modules():

@@ -119,7 +119,7 @@ class Folder(ModelSource):
         """Read the library's configuration; FLError if there is none."""
         with transformers(f"--model {self.name}", self.path) as library:
             if not (self.drawn or self.path.is_dir()):
-                raise FLError(f"--model {self.name} is a file: give its folder, or hf-config:FILE for drawn weights")
+                raise FLError(f"--model {self.name} is a file: give its folder, or hf-config:FILE for random weights")
             return library.AutoConfig.from_pretrained(self.path, local_files_only=True)
 
     def check(self) -> None:
@@ -211,7 +211,7 @@ class Folder(ModelSource):
         if strange:
             raise FLError(
                 f"--model {self.name}: the weights of {self.path} are not those of {type(model).__name__}, as its "
-                f"config.json describes it ({strange[0]} is missing, strange, or of another size): save the model anew",
+                f"config.json describes it ({strange[0]} is missing, unknown, or of another size): save it again",
                 code="mismatch",
             )
         return self._check_causal(HFModel(model, self.path, drawn, causal))

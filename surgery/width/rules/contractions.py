@@ -112,7 +112,7 @@ def _recurrent(view, args, out):
     x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
     hidden = of_hidden[1]
     gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
-    fix(gate, role("gates are told apart"))
+    fix(gate, role("it numbers the gates"))
     unify(within, hidden)
     unify(x[-1], of_input[1])
     for rows in (of_input[0], *(view.axes_of(args[name])[0] for name in ("weight2", "weight3"))):

@@ -32,7 +32,7 @@ def _select(view, args, out):
 @rule("unbind")
 def _unbind(view, args, out):
     axes = list(view.axes_of(args["self"]))
-    fix(axes.pop(args["dim"]), role("its positions are told apart"))
+    fix(axes.pop(args["dim"]), role("its positions are unpacked one by one"))
     return axes
 
 

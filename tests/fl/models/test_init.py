@@ -79,7 +79,7 @@ def test_init__another_classifier_stays_as_drawn_and_colours_are_summed(resnet, 
     head = next(n for n in start.left if n.endswith("weight"))
     assert torch.equal(model.state_dict()[head], drawn(name).state_dict()[head])
     assert torch.equal(next(iter(model.state_dict().values())), theirs.conv1.weight.sum(1, keepdim=True))
-    assert "stays as drawn; " in start.describe()
+    assert "stays random; " in start.describe()
     assert "summed over its 3 input channels" in start.describe()
 
 

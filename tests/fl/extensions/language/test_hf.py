@@ -144,7 +144,7 @@ def test_export_model__peft_loads_an_exported_adapter(case, folders, tmp_path):
     if name == "bert":  # whose pooler the folder does not have
         config, data = settings(folders, name, **CASES[case])
         fl.simulate(config, tmp_path / "drawn", dataset=data)
-        with pytest.raises(fl.FLError, match=r"base was drawn \(model.bert.pooler.dense"):
+        with pytest.raises(fl.FLError, match=r"base is random \(model.bert.pooler.dense"):
             fl.export_model(tmp_path / "drawn", tmp_path / "adapter", format="peft")
         options = replace(options, train=("*.classifier", "*.pooler"))
     config, data = settings(folders, name, adapters=options)
@@ -237,7 +237,7 @@ def test_hf__drawn_weights_follow_the_seed(folders):
 def test_hf__a_classifier_for_other_classes_is_drawn_and_said(folders, caplog):
     config, data = settings(folders, "bert", adapters=AdapterOptions("lora", modules=("*.query",)))
     fl.build(config, data)
-    said = next(line for line in caplog.messages if "begins with a drawn" in line)
+    said = next(line for line in caplog.messages if "begins with a random" in line)
     assert "classifier.weight" in said
     assert "--adapters freezes" in said
     caplog.clear()
