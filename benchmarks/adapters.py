@@ -28,14 +28,14 @@ CLIENTS = (1, 4, 16)
 
 
 def net() -> nn.Module:
-    """A network of linear layers, the same in every process."""
+    """Return a network of linear layers, the same in every process."""
     torch.manual_seed(0)
     hidden = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), *hidden, nn.Linear(WIDTH, 10))
 
 
 def megabytes() -> float:
-    """The peak of this process's resident memory."""
+    """Return the peak of this process's resident memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

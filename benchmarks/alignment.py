@@ -66,7 +66,7 @@ def judged(model: nn.Module, data: Dataset, samples: int) -> dict[str, float]:
 def line(
     one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool, norm: str
 ) -> dict[str, list[float]]:
-    """What is judged along the line from one to the other."""
+    """Return the measurements along the line from one to the other."""
     curves: dict[str, list[float]] = {"train": [], "test": [], "accuracy": []}
     a, b = state(one), state(other)
     for point in range(POINTS):
@@ -88,7 +88,7 @@ def barrier(losses: list[float]) -> float:
 
 
 def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
-    """The rows of a case that are not stored yet."""
+    """Yield the rows of a case that are not stored yet."""
     name, width, seed = (settings[what] for what in ("case", "width", "seed"))
     case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
     kinds = [
@@ -145,7 +145,7 @@ def table(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """The test losses along the lines, a panel for each case, width and training, four in a row."""
+    """Draw the test losses along the lines, a panel for each case, width and training, four in a row."""
     from matplotlib.figure import Figure
 
     panels: dict[tuple, list[dict]] = {}

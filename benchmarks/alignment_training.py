@@ -49,7 +49,7 @@ CASES = {
 
 
 def data_of(case: Case) -> Dataset:
-    """The data of a case; text as sequences of 64 bytes."""
+    """Return the data of a case; text as sequences of 64 bytes."""
     return load(case.data, text=TextOptions("byte", length=64))
 
 
@@ -72,7 +72,7 @@ class CharGPT(nn.Module):
 
 
 def new_model(case: Case, images: Tensor, classes: int, seed: int, width: float) -> nn.Module:
-    """The model of a case, before it is trained."""
+    """Return the model of a case, before it is trained."""
     if not case.model:
         torch.manual_seed(seed)
         sizes = [images[0].numel(), *[round(512 * width)] * 3]
@@ -90,7 +90,7 @@ def new_model(case: Case, images: Tensor, classes: int, seed: int, width: float)
 
 
 def trained(model: nn.Module, data: Dataset, samples: int, epochs: int, seed: int, kept: Path) -> nn.Module:
-    """The model after training: Adam, a cosine from 1e-3 to 0, batches of 128, no augmentation.
+    """Return the model after training: Adam, a cosine from 1e-3 to 0, batches of 128, no augmentation.
 
     Args:
         kept: a file that holds the training as it is after each epoch. If it is there, training goes on from it.

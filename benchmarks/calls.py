@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 
 def outputs(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> list[Tensor]:
-    """The tensors that a model returns, or of what it returns, without gradients."""
+    """Return the tensors in a model's output, without gradients."""
     with torch.no_grad():
         found = call(model, example)
     return tensors(found if output is None else output(found))
 
 
 def call(model: nn.Module, example: Any) -> Any:
-    """What a model makes of an example."""
+    """Return a model's output for an example."""
     if isinstance(example, Mapping):
         return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and mappings."""
+    """Return the tensors in nested lists, tuples and mappings."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Mapping):

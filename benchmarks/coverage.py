@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def stored(file: Path | None) -> dict[str, dict]:
-    """The rows of a file by model; none if it is missing or was made with other versions of the libraries."""
+    """Return the rows of a file by model; none if it is missing or was made with other versions of the libraries."""
     if file is None or not file.is_file():
         return {}
     found = json.loads(file.read_text())
@@ -109,7 +109,7 @@ def stored(file: Path | None) -> dict[str, dict]:
 
 
 def left(row: dict | None, operations: list[str], again: bool) -> list[str]:
-    """The operations by which a model is still to be judged."""
+    """Return the operations by which a model is still to be judged."""
     if row is None:
         return operations
     bad = missed(row) if again else {}
@@ -125,7 +125,7 @@ def write(file: Path, text: str) -> None:
 
 
 def missed(row: dict) -> dict[str, str]:
-    """The operations that a model misses, with the reasons."""
+    """Return the operations that a model misses, with the reasons."""
     return {o: r for o, r in row["result"].items() if r not in ("ok", "nothing to do")}
 
 
@@ -154,7 +154,7 @@ class Work(NamedTuple):
 
 
 def apart(work: Work, name: str, operations: list[str]) -> dict:
-    """The row of a model, judged in a process of its own; in another one after an operation that ended it."""
+    """Return the row of a model, judged in a process of its own; in another one after an operation that ended it."""
     row: dict[str, Any] = {"name": name, "result": {}, "compared": {}, "notes": {}}
     while rest := [operation for operation in operations if operation not in row["result"]]:
         receive, send = PROCESSES.Pipe(duplex=False)

@@ -104,7 +104,7 @@ def tables(folder: Path) -> str:
 
 
 def support_tables(found: dict, names: list[str]) -> str:
-    """How many models of each family an operation handles, and what is refused, stays whole or was not built, and why.
+    """Return how many models of each family an operation handles, and what is refused, kept or not built, and why.
 
     Args:
         found: what is stored.
@@ -188,7 +188,7 @@ def counted(names: list[str]) -> str:
 
 
 def family_of(name: str) -> str:
-    """The family of a model's name."""
+    """Return the family of a model's name."""
     library, _, model = name.partition(":")
     if library in ("torchvision", "int8"):
         return torchvision_tasks()[model]
@@ -196,7 +196,7 @@ def family_of(name: str) -> str:
 
 
 def verdicts(row: dict) -> list[str]:
-    """What came of each operation, in a word or two."""
+    """Return the outcome of each operation in a word or two."""
     return [verdict(row, operation) for operation in JUDGED]
 
 
@@ -225,12 +225,12 @@ def cell(rows: list[dict], operation: str) -> str:
 
 
 def of(rows: list[dict], *kinds: str) -> list[tuple[dict, str]]:
-    """The rows and operations with one of these verdicts."""
+    """Return the rows and operations with one of these verdicts."""
     return [(row, operation) for row in rows for operation in JUDGED if verdict(row, operation) in kinds]
 
 
 def reason(why: str) -> str:
-    """A message without the class of the error."""
+    """Return a message without the class of the error."""
     return re.sub(r"^\w+: ", "", why)
 
 
@@ -258,13 +258,13 @@ def kind_of_refusal(why: str) -> tuple[str, str]:
 
 
 def why_whole(row: dict, operation: str) -> list[str]:
-    """The reasons why widths of a model stay as they are, each once."""
+    """Return the reasons why widths of a model stay as they are, each once."""
     notes = row.get("notes", {}).get(operation, [])
     return list(dict.fromkeys(why for note in notes if " cannot " in note for why in WHOLE.findall(note)))
 
 
 def whole_widths(rows: list[dict]) -> list[list[str]]:
-    """The common reasons why widths stay as they are though the operation succeeds, the most frequent first."""
+    """Return the common reasons why widths stay as they are though the operation succeeds, the most frequent first."""
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for row, operation in of(rows, "some whole", "not compared"):
         for why in why_whole(row, operation):
@@ -280,7 +280,7 @@ def whole_widths(rows: list[dict]) -> list[list[str]]:
 
 
 def alike(why: str) -> str:
-    """The same for reasons that differ in names and numbers only."""
+    """Return the same for reasons that differ in names and numbers only."""
     return re.sub(r"[\w.]*[.\d]+[\w.]*|'[^']*'|\b[A-Z]\w+", "#", why)[:60]
 
 
@@ -312,13 +312,13 @@ def misses(suites: list[str], found: dict[str, list[dict]]) -> list[list[str]]:
 
 
 def shortened(why: str) -> str:
-    """A reason of one line, without the class of the error, that a table can hold."""
+    """Return a reason of one line, without the class of the error, that a table can hold."""
     why = re.sub(r"^(Miss|SurgeryError|Wrong): ", "", why).replace("|", "\\|")
     return why if len(why) <= LONGEST else why[: LONGEST - 3].rstrip() + "..."
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, *rows]]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 

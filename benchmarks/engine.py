@@ -103,7 +103,7 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
 
 
 def kept_rows(path: Path, models: list[str], threads: list[int]) -> list[dict]:
-    """The rows of a file that are not measured anew. Each row compares backends that took turns, so that rows of
+    """Return the rows of a file to keep. Each row compares backends that took turns, so that rows of
     different days go together.
     """
     known = json.loads(path.read_text())["rows"] if path.exists() else []

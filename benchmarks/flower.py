@@ -85,19 +85,19 @@ def main(grid, context):
 
 
 def ours(root: Path) -> list[float]:
-    """The seconds between the ends of rounds, of a run folder."""
+    """Return the seconds between the ends of rounds, of a run folder."""
     with open(root / "run" / "metrics.csv", newline="") as opened:
         return [float(row["seconds"]) for row in csv.DictReader(opened)][1:]
 
 
 def theirs(root: Path) -> list[float]:
-    """The same, of Flower's own strategy, which calls back before the first round and after each."""
+    """Return the same, of Flower's own strategy, which calls back before the first round and after each."""
     ends = json.loads((root / "ends.json").read_text())
     return [after - before for before, after in pairwise(ends[1:])]
 
 
 def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float) -> list[float]:
-    """The seconds of rounds on Flower; `how` is "simulation" (Ray) or "deployment"."""
+    """Return the seconds of rounds on Flower; `how` is "simulation" (Ray) or "deployment"."""
     root.mkdir()
     deal_out(config, root / "data")
     values = {"data": str(root / "data"), "nodes": config.clients.number, "threads": 1}

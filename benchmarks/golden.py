@@ -121,7 +121,7 @@ def outcome(folder: Path) -> dict[str, str]:
 
 
 def run(case: str, ranks: int = 1) -> dict[str, str]:
-    """The outcome of a command line, or why it was refused."""
+    """Return the outcome of a command line, or why it was refused."""
     from fl.run import main
 
     with tempfile.TemporaryDirectory() as folder:

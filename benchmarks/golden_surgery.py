@@ -36,7 +36,7 @@ SECONDS = 240  # for one operation on one model
 
 
 def digest(*trees) -> str:
-    """A hash of nested tensors and JSON values."""
+    """Return a hash of nested tensors and JSON values."""
     sha = hashlib.sha256()
 
     def add(value) -> None:
@@ -61,7 +61,7 @@ def digest(*trees) -> str:
 
 
 def plan_digest(plan) -> str:
-    """A hash of what a plan says: shapes, entries, edits."""
+    """Return a hash of what a plan says: shapes, entries, edits."""
     text = json.loads(plan.to_json())
     return digest([text["full"], sorted(text["entries"].items()), text["edits"]])
 
@@ -168,7 +168,7 @@ def of_model(name: str) -> dict[str, list[str]]:
 
 
 def merges() -> dict[str, list[str]]:
-    """What every method of merging makes of five states."""
+    """Return what every method of merging makes of five states."""
     from surgery import merging
 
     def state(seed: int) -> dict[str, torch.Tensor]:

@@ -83,7 +83,7 @@ THEIRS = {
 
 
 def new_model(seed: int, what: Setting) -> nn.Module:
-    """The model before it is trained."""
+    """Return the model before it is trained."""
     generator = torch.Generator().manual_seed(seed)
     net = zoo.create(MODEL, generator=generator, num_classes=10, in_channels=1, image_size=what.pixels, norm="batch")
     return net.to(memory_format=torch.channels_last)
@@ -111,7 +111,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Dataset) -> float:
-    """The share of right answers on the test set."""
+    """Return the share of correct answers on the test set."""
     model.eval()
     pairs = zip(data.test_x.split(500), data.test_y.split(500))
     right = sum((model(data.normalise(x)).argmax(1) == y).sum().item() for x, y in pairs)
@@ -119,7 +119,7 @@ def accuracy(model: nn.Module, data: Dataset) -> float:
 
 
 def trained(seed: int, data: Dataset, what: Setting, folder: Path) -> nn.Module:
-    """The trained model, from the folder if it is there."""
+    """Return the trained model, from the folder if it is there."""
     model, path = new_model(seed, what), folder / f"{MODEL}-{what.samples}-{seed}.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
@@ -131,7 +131,7 @@ def trained(seed: int, data: Dataset, what: Setting, folder: Path) -> nn.Module:
 
 
 def batches_for(by: str, data: Dataset, what: Setting) -> list:
-    """What a criterion sees, from the training images."""
+    """Return what a criterion sees, from the training images."""
     rows = torch.randperm(what.samples, generator=torch.Generator().manual_seed(0))
     parts = rows[: what.singles].split(1) if by == "fisher" else rows[: 10 * what.batch].split(what.batch)
     pairs = [(data.normalise(data.x[part]), data.y[part]) for part in parts]
@@ -139,7 +139,7 @@ def batches_for(by: str, data: Dataset, what: Setting) -> list:
 
 
 def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
-    """The model cut by `surgery`."""
+    """Return the model cut by `surgery`."""
     generator = torch.Generator().manual_seed(seed)
 
     def scores(net: nn.Module) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, wha
 
 
 def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
-    """The model cut by torch-pruning: its largest that has no more than this share of the MACs."""
+    """Return the model cut by torch-pruning: its largest that has no more than this share of the MACs."""
     full, batches = count_macs(model, what.example), batches_for(by, data, what)
 
     def pruned(ratio: float) -> nn.Module:
@@ -197,7 +197,7 @@ def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, w
 
 
 def judged(model: nn.Module, full: nn.Module, data: Dataset, what: Setting, seed: int) -> dict:
-    """What became of the model: its size and its accuracies."""
+    """Return the model's size and its accuracies."""
     row = {
         "macs": round(count_macs(model, what.example) / count_macs(full, what.example), 4),
         "parameters": round(sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in full.parameters()), 4),
@@ -213,7 +213,7 @@ def judged(model: nn.Module, full: nn.Module, data: Dataset, what: Setting, seed
 
 
 def slower(a: nn.Module, b: nn.Module, images: Tensor, repetitions: int) -> list[float]:
-    """The time of b over that of a: median, least, most."""
+    """Return the time of b over that of a: median, least, most."""
     ratios = []
     with torch.no_grad():
         for number in range(repetitions + 1):
@@ -225,7 +225,7 @@ def slower(a: nn.Module, b: nn.Module, images: Tensor, repetitions: int) -> list
 
 
 def table(result: dict) -> str:
-    """The rows as Markdown, the mean over seeds in percent: ours / torch-pruning's."""
+    """Return the rows as Markdown, the mean over seeds in percent: ours / torch-pruning's."""
     shares = sorted({row["share"] for row in result["rows"]}, reverse=True)
     found: dict[tuple, list[dict]] = {}
     for row in result["rows"]:
@@ -245,7 +245,7 @@ def table(result: dict) -> str:
 
 
 def table_of_steps(result: dict) -> str:
-    """The rows of `--digits` as Markdown, in percent: ours / torch-pruning's, mean +- standard deviation over seeds."""
+    """Return the rows of `--digits` as Markdown, in percent: ours / torch-pruning's, mean +- deviation over seeds."""
     found: dict[tuple, list[dict]] = {}
     for row in result["rows"]:
         found.setdefault((row["by"], row["steps"], row["side"]), []).append(row)

@@ -104,7 +104,7 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
 
 
 def calls_of(model: nn.Module, blocks: Sequence[str], example: Any) -> Counter[str]:
-    """How often each block runs; a Miss if the output is not finite."""
+    """Return how often each block runs; a Miss if the output is not finite."""
     modules, calls, hooks = dict(model.named_modules()), Counter[str](), []
     for block in blocks:
         watched = modules[block]
@@ -197,7 +197,7 @@ class KeepFirst:
 
 
 def check_small(case: Case, full: nn.Module, small: nn.Module, example: Any) -> None:
-    """The widths are halved, and the small model runs and trains."""
+    """Check that the widths are halved, and that the small model runs and trains."""
     if case.half:
         check_like_half(case.half(), small, used(full, example), example)
     else:
@@ -206,7 +206,7 @@ def check_small(case: Case, full: nn.Module, small: nn.Module, example: Any) -> 
 
 
 def check_like_half(half: nn.Module, small: nn.Module, names: set[str], example: Any) -> None:
-    """The tensors of these names, and the output, are as in the model that its constructor makes half as wide."""
+    """Check that these tensors, and the output, are as in the model that its constructor makes half as wide."""
     wanted, found = held(half), held(small)
     check(wanted.keys() == found.keys(), f"other tensors: {sorted(wanted.keys() ^ found.keys())[:3]}")
     for name in (name for name in found if name in names):
@@ -227,7 +227,7 @@ def held(model: nn.Module) -> dict[str, Tensor]:
 
 
 def used(model: nn.Module, example: Any) -> set[str]:
-    """The names of the parameters and buffers that a forward pass uses; those that it does not may stay whole."""
+    """Return the names of the parameters and buffers that a forward pass uses; the others may keep their widths."""
     names: dict[int, set[str]] = {}
     for modules in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
         for name, tensor in modules:
@@ -285,7 +285,7 @@ def halved(old: int, new: int) -> bool:
 
 
 def check_trains(case: Case, full: nn.Module, small: nn.Module, example: Any) -> None:
-    """The output keeps its shape, and a training step has finite numbers."""
+    """Check that the output keeps its shape, and that a training step has finite numbers."""
     full.eval(), small.eval()
     shapes = [case.shapes(outputs(model, example)) for model in (full, small)]
     check(shapes[0] == shapes[1], "another output shape")
@@ -305,12 +305,12 @@ def check(condition: bool, reason: str) -> None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all numbers are."""
+    """Return whether all numbers are finite."""
     return bool(tensor.isfinite().all())
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one."""
+    """Return whether two tensors have the same bits."""
     return a.dtype == b.dtype and torch.equal(a, b)
 
 

@@ -70,7 +70,7 @@ def write_own(folder: Path) -> None:
 
 
 def needs(kind: str) -> list[str]:
-    """The cases whose run has to be done before one of this kind.
+    """Return the cases whose run has to be done before one of this kind.
 
     >>> needs("fedmr --init"), needs("fedavg")
     (['fedavg'], [])
@@ -79,7 +79,7 @@ def needs(kind: str) -> list[str]:
 
 
 def arguments(kind: str, root: Path) -> list[str]:
-    """The command line of a case.
+    """Return the command line of a case.
 
     Args:
         root: where the file of `keep_weights` lies.

@@ -101,12 +101,12 @@ class Death:
 
 
 def end(process: int) -> int:
-    """The exit code of a process when it has ended; minus the signal that killed it."""
+    """Return the exit code of a process when it has ended; minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def command(folder: Path, kind: str) -> list[str]:
-    """What goes on with a run, or begins it where its settings were not written yet.
+    """Return the command that resumes a run, or begins it where its settings were not written yet.
 
     Args:
         folder: of this trial, in that of all trials.
@@ -117,14 +117,14 @@ def command(folder: Path, kind: str) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """What a run has left, by file, without times."""
+    """Return what a run has left, by file, without times."""
     return {
         str(path.relative_to(folder)): timeless(path) for path in sorted((folder / RUN).rglob("*")) if path.is_file()
     }
 
 
 def timeless(path: Path) -> object:
-    """The content of a file without the seconds that something took."""
+    """Return the content of a file without the seconds that something took."""
     if path.name == "metrics.csv":
         lines = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))
         return [[cell for name, cell in zip(lines[0], line) if not name.endswith("seconds")] for line in lines]
@@ -228,7 +228,7 @@ class Trials:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

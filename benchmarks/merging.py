@@ -30,7 +30,7 @@ sys.exit(main(json.loads({argv!r})))
 
 
 def make(folder: Path, gigabytes: float, dtype: torch.dtype) -> None:
-    """A base and two models in the shape of a language model, with an embedding and equal blocks."""
+    """Return a base and two models in the shape of a language model, with an embedding and equal blocks."""
     from surgery.files import write
     from surgery.lazy import LazyState, Pieces
 

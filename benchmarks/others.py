@@ -34,7 +34,7 @@ IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def vit() -> nn.Module:
-    """A small Vision Transformer of timm."""
+    """Return a small Vision Transformer of timm."""
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def vit() -> nn.Module:
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two models compute the same of an image."""
+    """Return whether two models compute the same of an image."""
     with torch.no_grad():
         return torch.allclose(one.double()(IMAGE.double()), other.double()(IMAGE.double()), rtol=0, atol=1e-10)
 
@@ -208,7 +208,7 @@ def ours_informed() -> None:
 
 
 def mergekit_methods() -> set[str]:
-    """The names of mergekit's methods."""
+    """Return the names of mergekit's methods."""
     from mergekit.merge_methods.registry import registered_methods
 
     return {method.spec.name for method in registered_methods()}
@@ -239,7 +239,7 @@ def numbered() -> list[nn.Module]:
 
 
 def whole_layers(states: list) -> bool:
-    """Whether the tensors of each layer come from one model."""
+    """Return whether the tensors of each layer come from one model."""
     return all(len({state[n].flatten()[0].item() for n in state if n[0] == k}) == 1 for state in states for k in "012")
 
 
@@ -264,7 +264,7 @@ def fusionbench_recombine() -> None:
 
 
 def resnet(classes: int = 10) -> nn.Module:
-    """A ResNet-18 of timm."""
+    """Return a ResNet-18 of timm."""
     import timm
 
     torch.manual_seed(0)
@@ -475,7 +475,7 @@ def sentences(stored: dict) -> dict[str, tuple[str, str]]:
 
 
 def marked(name: str, program: str = "others.py") -> str:
-    """What stands above a sentence on its page."""
+    """Return the mark above a sentence on its page."""
     return f"<!-- made by benchmarks/{program} {name} -->"
 
 
@@ -501,7 +501,7 @@ def holds(name: str, python: str) -> dict:
 
 
 def table(found: dict[str, dict]) -> str:
-    """The claims as Markdown."""
+    """Return the claims as Markdown."""
     lines = ["| | who | what | claim | holds |", "|---|---|---|---|---|"]
     for what, row in ROWS.items():
         for who, claim in row.items():

@@ -212,14 +212,14 @@ def start(sides: dict[str, str], setting: Setting, shared: dict, data, folder: P
 
 
 def epoch_order(job: dict) -> Tensor:
-    """The order in which our engine goes through each client's samples in round 1, one client after another."""
+    """Return the order in which our engine goes through each client's samples in round 1, one client after another."""
     parts = torch.arange(sum(job["sizes"])).split(job["sizes"])
     batches = make_batches(parts, range(len(parts)), 1, job["batch"], Rng(0, 1), "cpu")
     return torch.cat([rows[:steps].flatten() for rows, steps in zip(batches.index, batches.steps)])
 
 
 def compare(running: dict[str, Side], folder: Path) -> dict[str, dict[str, float]]:
-    """The check: each peer's distance to our global model after one round, relative to our update's length."""
+    """Measure each peer's distance to our global model after one round, relative to our update's length."""
     states = {"initial": torch.load(folder / "initial.pt")}
     for name, side in list(running.items()):
         try:
@@ -295,7 +295,7 @@ def run(setting: Setting, sides: dict[str, str], shared: dict, rounds: int, root
 
 
 def failures(results: dict[str, dict], sides: dict[str, str]) -> list[str]:
-    """What did not go as it should: missing sides, and models that differ."""
+    """Return what did not go as it should: missing sides, and models that differ."""
     found = []
     for letter, result in results.items():
         checks = {row["side"]: row["check"] for row in result["rows"]}

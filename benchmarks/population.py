@@ -91,7 +91,7 @@ def seconds(fed: Federation, algorithm: Algorithm, number: int) -> tuple[float, 
 
 
 def measure(repetitions: int, device: str) -> list[dict]:
-    """A row for each population; they take turns, in an order that turns as well."""
+    """Return a row for each population; they take turns, in an order that turns as well."""
     data = resident(device)
     made = {clients: federation(clients, data) for clients in CLIENTS}
     algorithms = {clients: fedavg(fed) for clients, (fed, _) in made.items()}
@@ -131,7 +131,7 @@ def files(folder: Path, clients: int) -> None:
 
 
 def peak(root: int) -> tuple[float, float]:
-    """The most megabytes of a process so far, and the sum of those of Flower's actors below it."""
+    """Return the most megabytes of a process so far, and the sum of those of Flower's actors below it."""
     status = {}
     for file in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended
@@ -166,7 +166,7 @@ def train(name: str, python: str, job: dict, folder: Path, rounds: int) -> dict:
 
 
 def memory(sides: dict[str, str], populations: tuple[int, ...], repetitions: int, rounds: int) -> list[dict]:
-    """A row for each side and population, whose processes take turns."""
+    """Return a row for each side and population, whose processes take turns."""
     torch.manual_seed(0)
     found: dict[tuple[str, int], list[dict]] = {(name, clients): [] for clients in populations for name in sides}
     with tempfile.TemporaryDirectory() as every:

@@ -70,7 +70,7 @@ PUBLISHED = [  # model, target, method, base, as cut, tuned: in percent
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image moved by up to 4 pixels, and half of them mirrored."""
+    """Shift each image by up to 4 pixels, and mirror half of them."""
     n, _, height, width = x.shape
     down, right = (torch.randint(0, 9, (n, 1, 1), generator=generator) for _ in range(2))
     rows, columns = torch.arange(height)[None, :, None] + down, torch.arange(width)[None, None] + right
@@ -97,7 +97,7 @@ def train(model: nn.Module, data: Dataset, what: Setting, epochs: int, lr: float
 
 
 def row(full: nn.Module, cell: tuple[str, str, float, str], data: Dataset, what: Setting) -> dict:
-    """The model cut as the cell says, before and after its training."""
+    """Return the model cut as the cell says, before and after its training."""
     name, target, share, by = cell
     batches = [(data.normalise(data.x[i : i + 128]), data.y[i : i + 128]) for i in range(0, 1280, 128)]
     begin = time.process_time()
@@ -112,7 +112,7 @@ def row(full: nn.Module, cell: tuple[str, str, float, str], data: Dataset, what:
 
 
 def table(result: dict) -> str:
-    """The rows as Markdown, in percent; each published row says so."""
+    """Return the rows as Markdown, in percent; each published row says so."""
     lines = ["| model | target | method | base | as cut | repaired | tuned |", "|---|---|---|---|---|---|---|"]
     for name, target in dict.fromkeys(cell[:2] for cell in CELLS):
         for *key, method, base, cut, tuned in PUBLISHED:

@@ -23,7 +23,7 @@ def write(result: dict, folder: Path, name: str, done: bool = True) -> None:
 
 
 def seconds(call: Callable, device: str) -> float:
-    """The time of a call, until the device has done it."""
+    """Return the time of a call, until the device has done it."""
     gc.collect()
     begin = time.perf_counter()
     result = call()

@@ -70,7 +70,7 @@ _WORDS = 5e-3  # seconds of a round for its words
 
 
 def made(model: str) -> torch.nn.Module:
-    """The model for images of CIFAR-10."""
+    """Return the model for images of CIFAR-10."""
     spec = ModelSettings(model).spec(num_classes=10, in_channels=3, image_size=32, text=False)
     return create(torch.Generator().manual_seed(0), spec)
 
@@ -95,7 +95,7 @@ def turn(side: str, samples: int, rounds: int, model: str) -> list[float]:
 
 
 def server_seconds(model: str, clients: int = 4) -> float:
-    """What FedMR's server takes for each byte of a cohort's models, with one thread: the mean, the shuffle, and the
+    """Return FedMR's server time for each byte of a cohort's models, with one thread: the mean, the shuffle, and the
     look whether all numbers are finite.
     """
     net = made(model)
@@ -113,7 +113,7 @@ def server_seconds(model: str, clients: int = 4) -> float:
 
 
 def predicted(setting: str, place: str, rates: dict[str, float], server: float) -> dict[str, float | str]:
-    """The time of a round on one rank and on all of a place, and what limits it there."""
+    """Return the time of a round on one rank and on all of a place, and what limits it there."""
     model, k, samples, epochs = SETTINGS[setting]
     ranks, bandwidth, kind = PLACES[place]
     net = made(model)

@@ -31,7 +31,7 @@ ROUNDS = 10
 
 
 def speedrun(name: str) -> ModuleType:
-    """The module of a file of speedruns/."""
+    """Return the module of a file of speedruns/."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "speedruns" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def speedrun(name: str) -> ModuleType:
 
 
 def sides(device: str) -> dict[str, tuple[ModuleType, fl.Config]]:
-    """Each file with the library's settings that do the same, over few rounds."""
+    """Return each file with the library's settings that do the same, over few rounds."""
     one = {name: speedrun(name) for name in ("fedmr", "femam", "fedfa")}
     one["fedmr"].ROUNDS = one["fedfa"].ROUNDS = ROUNDS
     one["femam"].ROUNDS = (ROUNDS, ROUNDS, ROUNDS, ROUNDS)
@@ -60,7 +60,7 @@ def sides(device: str) -> dict[str, tuple[ModuleType, fl.Config]]:
 
 
 def quiet(call: Callable) -> Callable:
-    """The same call without what it prints."""
+    """Return the same call without what it prints."""
 
     def silent() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

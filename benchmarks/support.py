@@ -68,7 +68,7 @@ def prune(case: Case, model: nn.Module, example: Any) -> str:
 
 
 def right(case: Case, model: nn.Module, small: nn.Module, plan: surgery.Plan, example: Any) -> str:
-    """What was compared: "zeros", or what forbids it; Wrong if numbers differ or the plan is not exact."""
+    """Return what was compared: "zeros", or what forbids it; Wrong if numbers differ or the plan is not exact."""
     shapes = [case.shapes(outputs(net.eval(), example, case.output)) for net in (model, small)]
     check(shapes[0] == shapes[1], f"its output has shape {shapes[1]} instead of {shapes[0]}")
     values, cut = surgery.state(small), plan.extract(model)
@@ -110,7 +110,7 @@ def permute(case: Case, model: nn.Module, example: Any) -> str:
 
 
 def align(case: Case, model: nn.Module, example: Any) -> str:
-    """A planted permutation of all widths is found again."""
+    """Check that a planted permutation of all widths is found again."""
     model, example = prepared(model, example)
     other, _ = permuted(case, model, example)
     found = surgery.symmetry.align([model, other], example=example, output=case.output).models[1]
@@ -121,7 +121,7 @@ def align(case: Case, model: nn.Module, example: Any) -> str:
 
 
 def permuted(case: Case, model: nn.Module, example: Any) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A copy with all widths that may be reordered in a drawn order."""
+    """Return a copy with all widths that may be reordered in a random order."""
     generator = torch.Generator().manual_seed(0)
     free = [w for w in surgery.widths(model, example) if not w.order and w.size > 1]
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in free}
@@ -183,7 +183,7 @@ def save(case: Case, model: nn.Module, example: Any) -> str:
 
 
 def restored(again: nn.Module, saved: nn.Module, example: Any, case: Case) -> bool:
-    """Whether a model that was loaded computes what the saved one does."""
+    """Return whether a model that was loaded computes what the saved one does."""
     try:
         same(outputs(again, example, case.output), outputs(saved, example, case.output))
     except Wrong:
@@ -218,7 +218,7 @@ def noted() -> Iterator[list[str]]:
 
 
 def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """The model with noise in its weights, and its input, in float64 where that can be.
+    """Return the model with noise in its weights, and its input, in float64 where that can be.
 
     In float32 are models that are large, if what they compute is finite there, and those with operations that cannot in
     float64, or that compute what is not finite there (masks may be the least numbers of float32).
@@ -244,7 +244,7 @@ def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
 
 
 def finite(model: nn.Module, example: Any) -> bool:
-    """Whether all numbers that it computes are."""
+    """Return whether all numbers that it computes are finite."""
     return all(bool(tensor.isfinite().all()) for tensor in tensors(outputs(model, example)))
 
 
@@ -258,7 +258,7 @@ def doubled(tree: Any) -> Any:
 
 
 def numbers(model: nn.Module) -> int:
-    """How many parameters it has."""
+    """Return its number of parameters."""
     return sum(p.numel() for p in model.parameters())
 
 

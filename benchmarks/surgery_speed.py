@@ -80,7 +80,7 @@ def stacked(model: nn.Module, k: int, device: str) -> surgery.Stack:
 
 
 def corner(model: nn.Module) -> Plan:
-    """The leading half of every axis but the first tensor's inputs and the last layer's outputs."""
+    """Return the leading half of every axis but the first tensor's inputs and the last layer's outputs."""
     values = surgery.state(model)
     names = list(values)
     first, last = names[0], {names[-1], names[-2]}

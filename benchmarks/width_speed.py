@@ -56,7 +56,7 @@ CHANGED = ("timm:resnet50",)
 
 
 def heads_of(model: nn.Module) -> dict[nn.Module, int]:
-    """The projections of attentions, as torch-pruning wants to be told of them."""
+    """Return the projections of attentions, as torch-pruning wants to be told of them."""
     return {
         getattr(module, part): module.num_heads
         for module in model.modules()
@@ -99,7 +99,7 @@ class Times(NamedTuple):
 
 
 def timed(call: Callable, *given: object) -> tuple[Times, Any]:
-    """The seconds of a call, and the result.
+    """Return the seconds of a call, and the result.
 
     Garbage of earlier turns is collected before: otherwise a full collection falls on one side or the other by chance,
     and takes as long as the smallest of these calls.
@@ -111,7 +111,7 @@ def timed(call: Callable, *given: object) -> tuple[Times, Any]:
 
 
 def beside(name: str, repetitions: int) -> dict:
-    """A row of `narrow` and torch-pruning."""
+    """Return a row of `narrow` and torch-pruning."""
     torch.manual_seed(0)
     model = make_model(name).eval()
     image = example_input(model, batch=1)
@@ -138,7 +138,7 @@ def beside(name: str, repetitions: int) -> dict:
 
 
 def alone(operation: str, name: str, repetitions: int) -> dict:
-    """A row of an operation beside which there is nothing to compare it with; the first turn warms up."""
+    """Return a row of an operation beside which there is nothing to compare it with; the first turn warms up."""
     torch.manual_seed(0)
     models = [make_model(name).eval() for _ in range(2)]
     image = example_input(models[0], batch=1)
@@ -177,7 +177,7 @@ def before_and_after(folder: str, name: str, repetitions: int) -> dict:
 
 
 def spread(ours: list[Times], theirs: Sequence[Times] = ()) -> dict:
-    """The medians with their ranges, of our seconds and of how many times as long the others take."""
+    """Return the medians with their ranges, of our seconds and of how many times as long the others take."""
     every = {
         "seconds": [one.cpu for one in ours],
         "wall": [one.wall for one in ours],

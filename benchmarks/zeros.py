@@ -37,7 +37,7 @@ EXACT = """
 def agrees(
     full: nn.Module, small: nn.Module, plan: surgery.Plan, example: Any, output: Callable[[Any], Any] | None = None
 ) -> tuple[bool, str]:
-    """Whether the full model with zeros computes what the small one does, and if not, what was seen.
+    """Return whether the full model with zeros computes what the small one does, and if not, what was seen.
 
     Returns:
         (True, ""), or (False, the first operation that may count positions, "" if there is none).
@@ -65,7 +65,7 @@ def agrees(
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether the values are the same up to rounding."""
+    """Return whether the values are the same up to rounding."""
     if a.shape != b.shape or not a.numel():
         return a.shape == b.shape
     a, b = a.double(), b.double()
@@ -98,7 +98,7 @@ def counting_what_is_kept() -> Iterator[None]:
 
 
 def _first(corrected: Any, plain: Any) -> Any:
-    """The corrected function; the plain one for calls that it does not know."""
+    """Return the corrected function; the plain one for calls that it does not know."""
 
     def function(*args, **kwargs):
         result = corrected(*args, **kwargs)

@@ -41,7 +41,7 @@ class Point(NamedTuple):
 def panel(
     axis: Axes, values: Sequence[object], lines: Mapping[str, Mapping[int, Point]], label: str, title: str
 ) -> None:
-    """A line for each method. The values stand side by side, because 0 has no place on a logarithmic axis.
+    """Draw a line for each method. The values stand side by side, because 0 has no place on a logarithmic axis.
 
     Args:
         lines: from method to its points by the index of their value.
@@ -61,7 +61,7 @@ def panel(
 
 
 def draw_lambda(out: Path) -> None:
-    """A panel for each way in which clients differ."""
+    """Draw a panel for each way in which clients differ."""
     cells = [result(find(f"fedfa.lambda.digits.{amplify}")) for amplify in LAMBDAS]
     shown = [(amplify, one.values[0]) for amplify, one in zip(LAMBDAS, cells) if one.values[0]]
     figure = Figure(figsize=(9.2, _HIGH), layout="constrained")

@@ -56,7 +56,7 @@ def fedmr(figure: Figure) -> None:
 
 
 def femam(figure: Figure) -> None:
-    """Each seed of ours, FeMAM's in front."""
+    """Draw each seed of ours, FeMAM's in front."""
     rows = [one for one in list_results("femam.smaller.") if one.cell.comparisons[0].kind == "first"]
     axis = make_axes(figure, [in_words(one.cell.id) for one in rows], "accuracy in %")
     for at, one in enumerate(rows):
@@ -72,7 +72,7 @@ def femam(figure: Figure) -> None:
 
 
 def fedfa(figure: Figure) -> None:
-    """The paper's ranges of ratios as bars, each data set and network of ours as a point of its verdict."""
+    """Draw the paper's ranges of ratios as bars, and our data sets and networks as points coloured by verdict."""
     rows: dict[str, list[tuple[Comparison, float, str, int]]] = {}
     for one in list_results("fedfa.smaller."):
         split, differs = (WORDS[part] for part in one.cell.id.split(".")[-2:])

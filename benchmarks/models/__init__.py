@@ -8,7 +8,7 @@ SUITES = ("smallest", "torchvision", "transformers", "huggingface", "handwritten
 
 
 def suite(name: str) -> list[str]:
-    """The names of a suite's models."""
+    """Return the names of a suite's models."""
     from benchmarks.models import libraries, registry
 
     named = {
@@ -19,7 +19,7 @@ def suite(name: str) -> list[str]:
 
 
 def support_names() -> list[str]:
-    """The models of all registries, their families in turns: a run may be stopped at any time.
+    """Return the models of all registries, their families in turns: a run may be stopped at any time.
 
     The families whose inputs are large come last.
     """
@@ -37,7 +37,7 @@ def support_names() -> list[str]:
 
 
 def case(name: str) -> Case:
-    """The model of a name such as timm:resnet18, handwritten:unet, huggingface:t5_base."""
+    """Return the model of a name such as timm:resnet18, handwritten:unet, huggingface:t5_base."""
     origin, _, model = name.partition(":")
     if origin in ("timm", "torchvision", "int8"):
         from benchmarks.models.libraries import library_case

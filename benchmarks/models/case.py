@@ -31,10 +31,10 @@ class Case:
     output: Callable[[Any], Any] | None = None
 
     def shapes(self, outputs: Iterable[Tensor]) -> list[torch.Size]:
-        """The shapes that outputs of this model have whatever its weights are."""
+        """Return the shapes that outputs of this model have whatever its weights are."""
         return [tensor.shape[1:] if self.detects else tensor.shape for tensor in outputs]
 
 
 def scaled(build: Callable[[int], nn.Module], example: Callable[[], Any], blocks: bool = False) -> Case:
-    """The case of a model whose hidden widths are multiples of a scale: 2 for the full model, 1 for half of it."""
+    """Return the case of a model with hidden widths that are multiples of a scale: 2 for the full model, 1 for half."""
     return Case(lambda: build(2), lambda model: example(), lambda: build(1), blocks=blocks)

@@ -19,7 +19,7 @@ Sizes = Callable[[int], dict[str, Any]]  # of a scale: 2 is the full model, 1 ha
 
 
 def build(name: str, sizes: Sizes, options: dict[str, Any], scale: int) -> nn.Module:
-    """The model of this class, whose config has these sizes."""
+    """Return the model of this class, whose config has these sizes."""
     import transformers
 
     kind = getattr(transformers, name)
@@ -28,7 +28,7 @@ def build(name: str, sizes: Sizes, options: dict[str, Any], scale: int) -> nn.Mo
 
 
 def case(name: str, sizes: Sizes, example: Callable[[], dict[str, Any]], blocks: bool = True, **options: Any) -> Case:
-    """A class of transformers with a config of these sizes and options."""
+    """Return a class of transformers with a config of these sizes and options."""
     make = partial(build, name, sizes, options)
     return Case(lambda: make(2), lambda model: example(), lambda: make(1), blocks=blocks)
 
@@ -225,7 +225,7 @@ def tokens(low: int = 3) -> Tensor:
 
 
 def text(*, labels: str = "", mask: bool = True) -> dict[str, Any]:
-    """What a tokenizer gives, and labels: for each token, or for each text."""
+    """Return what a tokenizer gives, and labels: for each token, or for each text."""
     given: dict[str, Any] = {"input_ids": tokens()}
     if mask:
         given["attention_mask"] = torch.ones(BATCH, LENGTH, dtype=torch.long)
@@ -249,7 +249,7 @@ def translation() -> dict[str, Any]:
 
 
 def spectra() -> dict[str, Any]:
-    """A spectrum for Whisper's encoder, tokens for its decoder."""
+    """Return a spectrum for Whisper's encoder, tokens for its decoder."""
     return {"input_features": torch.randn(BATCH, 14, 30), "decoder_input_ids": tokens()[:, :7]}
 
 

@@ -22,7 +22,7 @@ SMALL_IMAGES = {"min_size": 128, "max_size": 192}  # of what a detector makes of
 
 
 def library_case(name: str) -> Case:
-    """The case of timm:NAME or torchvision:NAME; int8:NAME is torchvision's converted to quantized layers."""
+    """Return the case of timm:NAME or torchvision:NAME; int8:NAME is torchvision's converted to quantized layers."""
     library, _, model = name.partition(":")
     if library == "int8":
         return Case(
@@ -60,7 +60,7 @@ def pictures() -> list[Tensor]:
 
 
 def target(model: str, image: Tensor) -> dict[str, Any]:
-    """What a detector is to find in an image: two boxes, with masks or keypoints where it learns these."""
+    """Return what a detector is to find in an image: two boxes, with masks or keypoints where it learns these."""
     boxes = torch.tensor([[10.0, 20.0, 60.0, 90.0], [30.0, 15.0, 95.0, 100.0]])
     found = {"boxes": boxes, "labels": torch.tensor([1, 1])}
     if model.startswith("mask"):
@@ -71,19 +71,19 @@ def target(model: str, image: Tensor) -> dict[str, Any]:
 
 
 def timm_names() -> list[str]:
-    """All names of timm."""
+    """Return all names of timm."""
     import timm
 
     return [f"timm:{model}" for model in timm.list_models()]
 
 
 def smallest_names() -> list[str]:
-    """The smallest model of each of timm's model files, as stored."""
+    """Return the smallest model of each of timm's model files, as stored."""
     return [f"timm:{model}" for model in json.loads(SMALLEST.read_text()).values()]
 
 
 def torchvision_names() -> list[str]:
-    """All names of torchvision, those with the fewest operations first, and last those that are to be quantized.
+    """Return all names of torchvision, those with the fewest operations first, and last those that are to be quantized.
 
     The layers of the latter are float until they are converted.
     """
@@ -97,7 +97,7 @@ def torchvision_names() -> list[str]:
 
 @cache
 def torchvision_tasks() -> dict[str, str]:
-    """The task of each of torchvision's names: the module that registers it."""
+    """Return the task of each of torchvision's names: the module that registers it."""
     import torchvision
 
     tasks = ("segmentation", "detection", "video", "optical_flow", "quantization")
@@ -106,7 +106,7 @@ def torchvision_tasks() -> dict[str, str]:
 
 
 def find_smallest() -> dict[str, str]:
-    """The model with the fewest parameters of each of timm's model files, by file, the smallest first."""
+    """Return the model with the fewest parameters of each of timm's model files, by file, the smallest first."""
     import timm
     from timm.models import list_models, list_modules
 

@@ -64,23 +64,23 @@ def registered() -> dict[str, tuple[str, str]]:
 
 
 def family(name: str) -> str:
-    """The task of a class."""
+    """Return the task of a class."""
     return registered()[name][0]
 
 
 def registry_case(name: str) -> Case:
-    """The case of a registered class."""
+    """Return the case of a registered class."""
     task, _ = registered()[name]
     return Case(lambda: built(name)[0], lambda model: example_for(model, task), output=logits)
 
 
 def logits(found: Any) -> Any:
-    """The logits of what a model returns."""
+    """Return the logits of what a model returns."""
     return found.logits
 
 
 def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """A small model of a class, in evaluation mode, and an input on which it runs.
+    """Return a small model of a class, in evaluation mode, and an input on which it runs.
 
     Raises:
         NotBuilt: with the reason of the first of the attempts.
@@ -135,13 +135,13 @@ def example_for(model: nn.Module, task: str) -> dict[str, Any]:
 
 
 def needed(model: nn.Module) -> list[str]:
-    """The arguments of the forward pass without a default."""
+    """Return the arguments of the forward pass without a default."""
     parameters = inspect.signature(model.forward).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def small_config(kind: type, layers: int = LAYERS, fill: bool = False, images: bool = False) -> Any:
-    """A configuration of this class with its own defaults, made small.
+    """Return a configuration of this class with its own defaults, made small.
 
     Args:
         kind: its class.
@@ -157,7 +157,7 @@ def small_config(kind: type, layers: int = LAYERS, fill: bool = False, images: b
 
 
 def changes(config: Any, layers: int, nested: bool = False) -> dict[str, Any]:
-    """The fields of a configuration that are to become smaller, with those nested in it."""
+    """Return the fields of a configuration that are to become smaller, with those nested in it."""
     fields = {n: v for n, v in vars(config).items() if not n.startswith("_")}
     before = next((v for n, v in fields.items() if re.search(LAYER_COUNT, n) and isinstance(v, int)), None)
     main = next((fields[n] for n in MAIN if fields.get(n)), None)
@@ -197,7 +197,7 @@ LAYER_COUNT = (
 def shrunk(
     name: str, value: Any, fields: dict[str, Any], ratio: float, base: Any, target: int, before: Any, layers: int
 ) -> Any:
-    """The new value of one field; None if it stays."""
+    """Return the new value of one field; None if it stays."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if isinstance(value, list | tuple) and value:
         stages = any("depths" in other for other in fields)
@@ -267,7 +267,7 @@ def by_layer(values: list, layers: int) -> list:
 
 
 def head_size(name: str, value: int, fields: dict[str, Any], target: int, base: Any) -> int:
-    """The size of a head that is to the width of all as it was."""
+    """Return the size of a head with the same share of the width as before."""
     prefix = re.split(HEAD_SIZE, name)[0]
     counts = {n: v for n, v in fields.items() if re.search(HEAD_COUNT, n) and isinstance(v, int) and v > 0}
     heads = next((n for n in counts if prefix and n.startswith(prefix)), None) or next(
@@ -288,10 +288,10 @@ def fewer_heads(name: str, value: int, fields: dict[str, Any]) -> int:
 
 
 def scaled(value: int, ratio: float) -> int:
-    """A width at this ratio, a multiple of 8, at least 8; small ones stay."""
+    """Return a width at this ratio, a multiple of 8, at least 8; small ones stay."""
     return value if value <= 8 else int(min(value, max(8, 8 * round(value * ratio / 8))))
 
 
 def names() -> list[str]:
-    """The names of all cases."""
+    """Return the names of all cases."""
     return [f"transformers:{name}" for name in registered()]

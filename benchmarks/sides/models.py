@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def pfl_cnn(dropout: bool) -> nn.Module:
-    """The CNN of pfl-research's CIFAR-10 benchmark."""
+    """Return the CNN of pfl-research's CIFAR-10 benchmark."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(),
@@ -20,7 +20,7 @@ def pfl_cnn(dropout: bool) -> nn.Module:
 
 
 def lenet(dropout: bool) -> nn.Module:
-    """A network of LeNet-5's size, with ReLU and max pooling."""
+    """Return a network of LeNet-5's size, with ReLU and max pooling."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -60,7 +60,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet20(dropout: bool) -> nn.Module:
-    """The ResNet-20 of He et al. (CVPR 2016) for CIFAR-10, as `zoo.create("resnet20")`."""
+    """Return the ResNet-20 of He et al. (CVPR 2016) for CIFAR-10, as `zoo.create("resnet20")`."""
     widths = [16] * 4 + [32] * 3 + [64] * 3
     blocks = [BasicBlock(a, b, 1 + (a != b)) for a, b in pairwise(widths)]
     stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]

@@ -42,7 +42,7 @@ def run(job: Job, link: Link) -> None:
 
 
 def dataset(path: str) -> Dataset:
-    """The clients' samples: of a folder's memory-mapped files, or of a file."""
+    """Return the clients' samples: of a folder's memory-mapped files, or of a file."""
     if Path(path).is_dir():
         return Dataset.from_folder(path)
     x, y = torch.load(path).values()

@@ -39,5 +39,5 @@ def train(model: nn.Module, data: TensorDataset, job: Job) -> dict[str, Tensor]:
 
 
 def mean(states: list[dict[str, Tensor]], sizes: list[int]) -> dict[str, Tensor]:
-    """The mean of the states, buffers included, weighted by the clients' sizes."""
+    """Return the mean of the states, buffers included, weighted by the clients' sizes."""
     return {name: sum(s[name] * (n / sum(sizes)) for s, n in zip(states, sizes)) for name in states[0]}

@@ -74,7 +74,7 @@ class Link:
 
 
 def make_model(job: Job) -> nn.Module:
-    """The job's model with its initial weights, on the CPU; the check computes in float64."""
+    """Return the job's model with its initial weights, on the CPU; the check computes in float64."""
     model = MODELS[job.model](job.dropout)
     model.load_state_dict(torch.load(job.initial))
     return model.double() if job.check else model
@@ -96,7 +96,7 @@ class Mapped(Sequence[tuple[Tensor, Tensor]]):
 
 
 def client_data(job: Job, device: str) -> Sequence[tuple[Tensor, Tensor]]:
-    """Each client's images, normalised as `fl.data.Dataset.normalise` does to the model's dtype, and labels."""
+    """Return each client's images, normalised as `fl.data.Dataset.normalise` does to the model's dtype, and labels."""
     if Path(job.data).is_dir():
         return Mapped(job)
     data = torch.load(job.data)

@@ -18,7 +18,7 @@ _DOCTEST = re.compile(r"^( *)>>> .*\n?(?:^\1(?! *\n)\S.*\n?|^\1 +\S.*\n?)*", fla
 
 
 def fenced(text: str) -> str:
-    """The docstring with a fence around each doctest: from `>>>` to the next empty line.
+    """Return the docstring with a fence around each doctest: from `>>>` to the next empty line.
 
     >>> fenced("Twice.\\n\\n>>> 2 * 2\\n4\\n\\nMore.").splitlines()
     ['Twice.', '', '```pycon', '>>> 2 * 2', '4', '```', '', 'More.']
@@ -59,7 +59,7 @@ class Doctests(griffe.Extension):
 
 
 def _found(pkg: griffe.Module, path: str) -> griffe.Object | None:
-    """What a package calls so, where it is defined: what it imports, before a file of the same name."""
+    """Return what a package calls so, where it is defined: what it imports, before a file of the same name."""
     try:
         if path in pkg.imports and pkg[path].is_module:
             path = pkg.imports[path].removeprefix(f"{pkg.name}.")

@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
 
 def entries(scripts: Path = SCRIPTS) -> list[Entry]:
-    """The scripts of a folder, group by group."""
+    """Return the scripts of a folder, group by group."""
     found = []
     for prefix, group in GROUPS.items():
         for path in sorted(scripts.glob(f"{prefix}_*.py")):
@@ -86,7 +86,7 @@ def entries(scripts: Path = SCRIPTS) -> list[Entry]:
 
 
 def _used(tree: ast.AST) -> set[str]:
-    """Names of the packages in a script: `surgery.narrow`, and `narrow` after `from surgery import narrow`."""
+    """Return names of the packages in a script: `surgery.narrow`, and `narrow` after `from surgery import narrow`."""
     names = dict(zip(GROUPS, GROUPS, strict=True))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -99,7 +99,7 @@ def _used(tree: ast.AST) -> set[str]:
 
 
 def state(*files: Path) -> str:
-    """A word for what the packages and these files say: another as soon as one of them changes."""
+    """Return a word for what the packages and these files say: another as soon as one of them changes."""
     packages = [path for package in GROUPS for path in sorted((ROOT / package).rglob("*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in [*packages, *files])).hexdigest()[:16]
 
@@ -140,7 +140,7 @@ def _run(script: Path, folder: Path) -> str:
 
 
 def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str], dict[str, Path]]:
-    """The text of each page, and the pictures, by their names in the site."""
+    """Return the text of each page, and the pictures, by their names in the site."""
     folders, texts, files = results(scripts, cache), {}, {}
     index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made;\n"
     index += "colours, dashes and the seed of torch are the site's own.\n"
@@ -157,7 +157,7 @@ def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str],
 
 
 def _page(entry: Entry, output: str) -> str:
-    """The page of a script."""
+    """Return the page of a script."""
     documented = "\n".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
     uses = [f"[`{one}`][{one}]" for one in sorted(entry.uses) if f"::: {one}\n" in documented]
     picture = f"images/{entry.name}.png"
@@ -173,7 +173,7 @@ def _page(entry: Entry, output: str) -> str:
 
 
 def navigation(section: str | list[Any], scripts: Path = SCRIPTS) -> list[Any]:
-    """The part of the navigation: the page of all, and the scripts in their groups."""
+    """Return the part of the navigation: the page of all, and the scripts in their groups."""
     groups = itertools.groupby(entries(scripts), lambda entry: entry.group)
     return [section, *({title: [{one.title: f"gallery/{one.name}.md"} for one in its]} for title, its in groups)]
 

@@ -20,7 +20,7 @@ _LIMIT = 600  # seconds of a cell
 
 
 def pages(notebooks: Path = NOTEBOOKS, cache: Path = CACHE) -> tuple[dict[str, str], dict[str, Path]]:
-    """The text of each page, and the pictures, by their names in the site.
+    """Return the text of each page, and the pictures, by their names in the site.
 
     Raises the error of a cell that fails.
     """

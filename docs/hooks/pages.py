@@ -41,7 +41,7 @@ _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def pages() -> tuple[dict[str, str], dict[str, Path]]:
-    """The text of each page, and the files beside them: those that pages show or link to, each by its name in the site.
+    """Return the text of each page, and the files that pages show or link to, each by its name in the site.
 
     Raises an error where a script of the gallery or a cell of a notebook fails.
     """
@@ -75,7 +75,7 @@ def navigation(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write(folder: Path) -> None:
-    """The pages, all that they show, and the settings of the site with `folder`/docs as the place of its pages."""
+    """Write the pages, their files, and the settings of the site with `folder`/docs as the place of its pages."""
     shutil.rmtree(folder, ignore_errors=True)
     texts, files = pages()
     files |= {
@@ -120,7 +120,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def _for_the_site(text: str, source: str) -> str:
-    """A page with its links as the site has them."""
+    """Return a page with its links as the site has them."""
     here = os.path.dirname(_name(source))
 
     def rewritten(found: re.Match) -> str:
@@ -148,7 +148,7 @@ def _name(path: str) -> str:
 
 
 def _target(source: str, link: str) -> str:
-    """What a link in a file of the repository leads to, from the root."""
+    """Return what a link in a file of the repository leads to, from the root."""
     return os.path.normpath(os.path.join(os.path.dirname(source), link))
 
 

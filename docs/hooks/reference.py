@@ -15,7 +15,7 @@ _UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def navigation(section: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part, with the folders of each package at its end."""
+    """Return the part, with the folders of each package at its end."""
     pages = {
         package: [{f"{package}.{folder.name}": _page(folder)} for folder in _folders(package)] for package in PACKAGES
     }
@@ -23,7 +23,7 @@ def navigation(section: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pages() -> dict[str, str]:
-    """Each folder's docstring, then its files in alphabetical order."""
+    """Return each folder's docstring, then its files in alphabetical order."""
     return {
         _page(folder): f"{_UNSEARCHED}# {package}.{folder.name}\n\n" + "\n".join(map(_entry, _modules(folder)))
         for package in PACKAGES

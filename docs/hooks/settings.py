@@ -14,7 +14,7 @@ _ASK = "import json; from fl.settings.help import every_setting; print(json.dump
 
 
 def sections(cache: Path = CACHE) -> str:
-    """What comes after the page's first words.
+    """Return what comes after the page's first words.
 
     The packages are asked once for each of their states, in a process of its own.
     """
@@ -30,7 +30,7 @@ def sections(cache: Path = CACHE) -> str:
 
 
 def _entry(written: str, text: str) -> str:
-    """A setting of the page.
+    """Return a setting of the page.
 
     >>> print(_entry("--local-epochs INT>=1", "how often (default: 5)"))
     **`local_epochs`** `INT>=1`, default `5`
@@ -46,6 +46,6 @@ def _entry(written: str, text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of the command line, in which Markdown sees no links and no tags."""
+    """Return a text of the command line, in which Markdown sees no links and no tags."""
     flags = re.sub(r"(?<![`\w-])(--[\w.-]*\w)", r"`\1`", text)
     return re.sub(r"([\[\]*<])(?![^`]*`[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", flags)

@@ -96,7 +96,7 @@ class Unet(nn.Module):
 
 
 def generator(s: int) -> nn.Module:
-    """A DCGAN generator: a vector becomes a map, which grows."""
+    """Return a DCGAN generator: a vector becomes a map, which grows."""
     return nn.Sequential(
         nn.Linear(11, 10 * s * 4), nn.Unflatten(1, (10 * s, 2, 2)), nn.BatchNorm2d(10 * s), nn.ReLU(),
         nn.ConvTranspose2d(10 * s, 6 * s, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(6 * s), nn.ReLU(),
@@ -119,7 +119,7 @@ class Generator(nn.Module):
 
 
 def critic(s: int) -> nn.Module:
-    """A WGAN critic: layer norms over maps (instance norm), no sigmoid."""
+    """Return a WGAN critic: layer norms over maps (instance norm), no sigmoid."""
     return nn.Sequential(
         nn.Conv2d(3, 6 * s, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(6 * s, 10 * s, 4, 2, 1),
         nn.InstanceNorm2d(10 * s, affine=True), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(10 * s * 4, 1),

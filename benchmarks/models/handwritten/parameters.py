@@ -81,7 +81,7 @@ def convolutions(s: int, wrap) -> nn.Module:
 
 
 def old_weight_norm(module: nn.Module) -> nn.Module:
-    """The deprecated torch.nn.utils.weight_norm, still common: hooks, weight_g and weight_v."""
+    """Return the deprecated torch.nn.utils.weight_norm, still common: hooks, weight_g and weight_v."""
     return nn.utils.weight_norm(module)
 
 

@@ -82,7 +82,7 @@ TARGETS = {"cifar10": (0.7, 0.4), "cifar100": (0.25, 0.25), "fashion-mnist": (0.
 
 
 def row(data: str, network: str, mode: str, spread: str) -> Experiment:
-    """The settings of one of the paper's comparisons; the arguments are the parts of its name.
+    """Return the settings of one of the paper's comparisons; the arguments are the parts of its name.
 
     >>> experiment = row("cifar10", "preresnet", "width", "noniid")
     >>> experiment.algorithms, experiment.config.model.architectures.widths, experiment.config.rounds

@@ -64,7 +64,7 @@ _MODELS = {"cnn": "cnn", "resnet20": "resnet20_fedmr", "vgg16": "vgg16"}
 
 
 def row(data: str, model: str, spread: str) -> Experiment:
-    """The settings of a row of Table 1.
+    """Return the settings of a row of Table 1.
 
     >>> experiment = row("cifar100", "vgg16", "dir0.1")
     >>> experiment.config.data.partition.options, experiment.options["fedprox"]
@@ -84,7 +84,7 @@ def row(data: str, model: str, spread: str) -> Experiment:
 
 
 def released(data: str, model: str, spread: str) -> Experiment:
-    """The settings of a row as the released code has them, as far as they are offered here.
+    """Return the settings of a row as the released code has them, as far as they are offered here.
 
     >>> experiment = released("cifar100", "cnn", "dir0.1")
     >>> experiment.config.data.dataset, experiment.config.model.name, experiment.options["fedmr"].unit

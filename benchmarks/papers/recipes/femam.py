@@ -103,7 +103,7 @@ _DATA = {  # title, data set, shares to validate and to test on: 45 + 5 + 10 and
 
 
 def row(data: str, split: str) -> Experiment:
-    """The settings of a pair of columns of the tables.
+    """Return the settings of a pair of columns of the tables.
 
     >>> experiment = row("tiny", "clusters50")
     >>> experiment.config.data.partition.options, row("tiny", "levels9-15-22").config.data.partition.options.clusters
@@ -181,7 +181,7 @@ SMALL = {
 
 
 def digits() -> Experiment:
-    """The recipe `femam` of the package, with the paper's options of all ten methods."""
+    """Return the recipe `femam` of the package, with the paper's options of all ten methods."""
     shared = ("fedavg_plus", "fedprox", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus")
     return recipes.femam().replace(**{name: PAPER.options[name] for name in shared})
 
