@@ -1,7 +1,8 @@
 """Draw a paper's results beside ours, from stored runs: `docs/papers.py fedmr|femam|fedfa OUT.png`."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -14,20 +15,22 @@ from benchmarks.papers.verdict import NOT, ORDERING, REPRODUCED, Result, ratio_o
 from fl.figures.style import COLORS, dress, save
 
 WIDE, HIGH = 7.2, 0.26  # inches, of the figure and of a row
+LINE = 0.33  # of a row, for each of its methods and for the gap between rows
 WORDS = {
-    "fedmr": "FedMR", "fedavg": "FedAvg", "fedmut": "FedMut", "lenet": "LeNet", "iid": "IID",
+    "fedmr": "FedMR", "fedavg": "FedAvg", "fedprox": "FedProx", "fedgen": "FedGen", "clusamp": "CluSamp",
+    "fedexp": "FedExP", "fedasam": "FedASAM", "fedmut": "FedMut", "lenet": "LeNet", "iid": "IID",
     "lenet-hsu": "LeNet, split of Hsu et al.", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "femnist": "FEMNIST",
     "noniid": "non-IID", "dirichlet": "Fashion-MNIST, Dirichlet", "depth": "depths differ", "width": "widths differ",
     "both": "both differ", "clusters": "Fashion-MNIST, clusters", "levels": "Fashion-MNIST, clusters on two levels",
 }  # fmt: skip
-"""What parts of a cell's id, and methods, are called in a picture."""
+"""From parts of ids and names of methods to words for pictures."""
 MARKS = "os^Dv"  # for readers who cannot tell the colours
 VERDICTS = {REPRODUCED: ("✓", "o", "#1a7f37"), ORDERING: ("≈", "^", "#9a6700"), NOT: ("✗", "X", "#cf222e")}
 """From a verdict to its sign, marker and colour, those of the pages."""
 
 
 def in_words(cell: str) -> str:
-    """Return what a cell compares on.
+    """Describe a cell's data, model and partition.
 
     >>> in_words("fedmr.table1.cifar10.lenet.dir0.1")
     'CIFAR-10, LeNet, Dirichlet 0.1'
@@ -38,18 +41,22 @@ def in_words(cell: str) -> str:
 
 
 def fedmr(figure: Figure) -> None:
-    """Table 1's means and deviations as bars, each seed of ours as a point."""
+    """Draw Table 1's means and deviations as bars, and each seed of ours as a point."""
     rows = list_results("fedmr.table1.")
-    axis = make_axes(figure, [in_words(one.cell.id) for one in rows], "test accuracy in %")
-    for at, one in enumerate(rows):
-        comparison, values = one.cell.comparisons[0], one.values[0]
-        names = [name for name in comparison.arms if name in values]
-        for name, published in zip(comparison.arms, comparison.published):
+    ends = [0.0, *accumulate(LINE * (len(row.values[0]) + 1) for row in rows)]
+    middles = [(start + end) / 2 for start, end in pairwise(ends)]
+    axis = make_axes(figure, [in_words(row.cell.id) for row in rows], "test accuracy in %", middles)
+    for start, row in zip(ends, rows):
+        comparison, values = row.cell.comparisons[0], row.values[0]
+        lines = [name for name in comparison.arms if name in values]
+        for number, (name, published) in enumerate(zip(comparison.arms, comparison.published)):
             if name in values:
-                number, y = comparison.arms.index(name), at + 0.22 * (names.index(name) - 1)
-                color, label = COLORS[number], f"{WORDS.get(name, name)}, ours"
+                y = start + LINE * (lines.index(name) + 1)
+                diverged = all(run.failed for run in row.stored if run.run == row.cell.arm(name).run)
+                color, mark = COLORS[number % len(COLORS)], "x" if diverged else MARKS[number % len(MARKS)]
+                label = f"{WORDS[name]}, {'diverged' if diverged else 'ours'}"
                 axis.errorbar(published.mean, y, xerr=published.spread, fmt="|", color=color, capsize=3, alpha=0.6)
-                axis.plot(values[name], [y] * len(values[name]), MARKS[number % 5], ms=4, color=color, label=label)
+                axis.plot(values[name], [y] * len(values[name]), mark, ms=4, color=color, label=label)
     write_verdicts(axis, rows)
     add_legend(axis)
     axis.set_title("bars: the paper's mean and deviation; points: our seeds", fontsize=9)
@@ -57,15 +64,16 @@ def fedmr(figure: Figure) -> None:
 
 def femam(figure: Figure) -> None:
     """Draw each seed of ours, FeMAM's in front."""
-    rows = [one for one in list_results("femam.smaller.") if one.cell.comparisons[0].kind == "first"]
-    axis = make_axes(figure, [in_words(one.cell.id) for one in rows], "accuracy in %")
-    for at, one in enumerate(rows):
-        failed = {run.run for run in one.stored if run.failed}
-        for name, values in one.values[0].items():
-            own, lost = name == "femam", one.cell.arm(name).run in failed
-            look = {"color": COLORS[0], "zorder": 3} if own else {"color": "0.2" if lost else "0.55"}
-            label = "FeMAM" if own else "a rival with a diverged run" if lost else "a rival"
-            axis.plot(values, [at] * len(values), "x" if lost else "o", ms=5 if own else 3.5, label=label, **look)
+    rows = [row for row in list_results("femam.smaller.") if row.cell.comparisons[0].kind == "first"]
+    axis = make_axes(figure, [in_words(row.cell.id) for row in rows], "accuracy in %")
+    for at, row in enumerate(rows):
+        failed = {run.run for run in row.stored if run.failed}
+        for name, values in row.values[0].items():
+            is_femam, diverged = name == "femam", row.cell.arm(name).run in failed
+            look = {"color": COLORS[0], "zorder": 3} if is_femam else {"color": "0.2" if diverged else "0.55"}
+            label = "FeMAM" if is_femam else "a rival with a diverged run" if diverged else "a rival"
+            mark, size = "x" if diverged else "o", 5 if is_femam else 3.5
+            axis.plot(values, [at] * len(values), mark, ms=size, label=label, **look)
     write_verdicts(axis, rows)
     add_legend(axis)
     axis.set_title("the paper's own settings were not run; points: our seeds", fontsize=9)
@@ -74,11 +82,12 @@ def femam(figure: Figure) -> None:
 def fedfa(figure: Figure) -> None:
     """Draw the paper's ranges of ratios as bars, and our data sets and networks as points coloured by verdict."""
     rows: dict[str, list[tuple[Comparison, float, str, int]]] = {}
-    for one in list_results("fedfa.smaller."):
-        split, differs = (WORDS[part] for part in one.cell.id.split(".")[-2:])
-        for number, (comparison, values, verdict) in enumerate(zip(one.cell.comparisons, one.values, one.verdicts)):
+    for judged in list_results("fedfa.smaller."):
+        split, differs = (WORDS[part] for part in judged.cell.id.split(".")[-2:])
+        compared = zip(judged.cell.comparisons, judged.values, judged.verdicts)
+        for number, (comparison, values, verdict) in enumerate(compared):
             if comparison.kind == "ratio" and len(values) == len(comparison.arms):
-                ours = ratio_of(comparison, {name: fmean(those) for name, those in values.items()})
+                ours = ratio_of(comparison, {name: fmean(numbers) for name, numbers in values.items()})
                 row = rows.setdefault(f"{split}, {differs}: {('test', 'local')[number]} accuracy", [])
                 row.append((comparison, ours, verdict, min(map(len, values.values()))))
     axis = make_axes(figure, list(rows), "FedFA's accuracy divided by the rival's")
@@ -95,26 +104,27 @@ def fedfa(figure: Figure) -> None:
 
 
 def list_results(start: str) -> list[Result]:
-    """Return the cells of this beginning that were run."""
+    """Return the results of cells whose ids begin like this and that were run."""
     results = [result(cell) for name, cell in cells().items() if name.startswith(start)]
-    return [one for one in results if one.rounds]
+    return [judged for judged in results if judged.rounds]
 
 
-def make_axes(figure: Figure, names: list[str], label: str) -> Axes:
-    """Return axes with a row for each cell, the first on top."""
-    figure.set_size_inches(WIDE, 1.3 + HIGH * len(names))
+def make_axes(figure: Figure, names: list[str], label: str, places: Sequence[float] = ()) -> Axes:
+    """Return axes with a row for each name, the first on top; `places` are the rows' middles, one apart by default."""
+    places = places or range(len(names))
+    figure.set_size_inches(WIDE, 1.3 + HIGH * (places[-1] + 1))
     axis = figure.subplots()
     dress(axis, "")
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.set_yticks(places, names, fontsize=8)
+    axis.set_ylim(places[-1] + 0.6, places[0] - 0.6)
     axis.set_xlabel(label)
     return axis
 
 
 def write_verdicts(axis: Axes, rows: list[Result]) -> None:
     """Write the sign of each row's verdict at its right end."""
-    for at, one in enumerate(rows):
-        sign, _, color = VERDICTS[one.verdicts[0]]
+    for at, row in zip(axis.get_yticks(), rows):
+        sign, _, color = VERDICTS[row.verdicts[0]]
         axis.text(1.02, at, sign, color=color, weight="bold", va="center", transform=axis.get_yaxis_transform())
 
 
