@@ -22,7 +22,7 @@ class FedMutOptions:
 
     radius: AtLeast0 = 5.0
     """length of a mutation, in the global model's last step (FedMut's paper and code: 4, FedMR's code: 5); 0 is
-    FedAvg"""
+    FedAvg, if clients count by their samples (weighted)"""
     unit: Annotated[str, one_of("layer", "block", "tensor")] = "layer"
     """what gets one sign: layer (with all its tensors), block (residual blocks whole) or tensor (each on its own, as
     the released code does)"""

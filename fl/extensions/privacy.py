@@ -231,9 +231,15 @@ def _check(algorithm: Algorithm, privacy: Privacy) -> None:
             f"--privacy.delta {privacy.delta:g} of {len(fed.clients):,} clients says nothing, since publishing one "
             "client's data in full would meet it: take one well below 1 / clients"
         )
-    if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:
+    if algorithm.sample:
         raise FLError(
-            "--privacy.clip is for methods that only average whole models of drawn clients: take fedavg",
+            "--privacy.clip counts on clients that are sampled uniformly: leave --presence out, and take a method that "
+            "samples so, such as fedavg",
+            code="unsupported",
+        )
+    if algorithm.steps or algorithm.plan or algorithm.levels:
+        raise FLError(
+            "--privacy.clip is for methods that only average whole models of sampled clients: take fedavg",
             code="unsupported",
         )
     if buffers := [name for name in fed.initial() if name not in dict(fed.model.named_parameters())]:

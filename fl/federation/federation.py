@@ -229,7 +229,8 @@ class Federation:
         if self.local.masked:
             needs["masked_logits"] = "--masked-loss"
         if self.local.loss is not cross_entropy:
-            needs["any_loss"] = "--loss, --label-smoothing and --class-weights"
+            options, task = "--loss, --label-smoothing and --class-weights", self.data.task
+            needs["any_loss"] = options if task == "classification" else f"task={task!r}"
         if self.data.dense:
             needs["dense"] = "task='segmentation'"
         if getattr(self.model, "exits", False):

@@ -127,6 +127,15 @@ def deal(
         raise FLError(
             f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients", code="run"
         )
+    if is_path(kind):  # ours give no sample to a client twice
+        pairs, counts = (parts.owners * len(labels) + parts.samples).unique(return_counts=True)
+        if len(twice := pairs[counts > 1]):
+            client, sample = divmod(int(twice[0]), len(labels))
+            raise FLError(
+                f"--partition {kind} gives sample {sample} to client {client} more than once: give each of a client's "
+                "samples once, since some are held out for its tests",
+                code="run",
+            )
     return dealt._replace(parts=parts)
 
 

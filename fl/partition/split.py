@@ -40,10 +40,12 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> "Parts":
-        """Join a sequence of index tensors."""
+        """Join a sequence of index tensors. Raises FLError for masks, floats and negative indices."""
         if isinstance(parts, cls):
             return parts
-        samples = torch.cat([torch.empty(0, dtype=torch.int64), *(part.long() for part in parts)])
+        samples = torch.cat([torch.empty(0, dtype=torch.int64), *map(_indices, parts)])
+        if len(samples) and samples.min() < 0:
+            raise FLError(f"sample {samples.min()} of a split: indices begin at 0", code="data")
         return cls(samples, torch.tensor([0, *map(len, parts)]).cumsum(0))
 
     @classmethod
@@ -109,6 +111,17 @@ class Parts(Sequence[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.samples.split(self.sizes.tolist()))
+
+
+def _indices(part: Tensor) -> Tensor:
+    """Return a client's samples as int64 [n] on the CPU. An empty tensor may have any dtype."""
+    part = torch.as_tensor(part, device="cpu")
+    if part.ndim != 1 or (len(part) and (part.is_floating_point() or part.dtype == torch.bool)):
+        raise FLError(
+            f"a client's samples are {part.dtype} {list(part.shape)}: give their indices, such as mask.nonzero()[:, 0]",
+            code="data",
+        )
+    return part.long()
 
 
 @dataclass(frozen=True, eq=False)

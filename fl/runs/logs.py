@@ -9,6 +9,7 @@ import yaml
 
 from fl.base.errors import FLError
 from fl.base.files import write_text
+from fl.base.settings import choice
 from fl.runs.metrics import Row
 from fl.runs.state import RunState
 from surgery.errors import first_line
@@ -89,7 +90,8 @@ LOGS: dict[str, Callable[[RunState], AbstractContextManager[Callable[[Row], None
 
 
 def require(names: Sequence[str]) -> None:
-    """Raise FLError if the package of one of these logs is missing."""
+    """Raise FLError for an unknown log, and if the package of one of them is missing."""
+    choice("log", names, LOGS)
     for package in names:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # without an origin it is just a folder of that name

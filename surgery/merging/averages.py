@@ -83,7 +83,11 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
     states, _ = check_models(models)
 
     def scored(state: Any) -> float:
-        value = float(score(state))
+        value = score(state)
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise SurgeryError(f"score(state) gives {type(value).__name__}, no number", code="argument") from None
         if value != value:
             raise SurgeryError("the score of a model is NaN, so that models cannot be compared by it", code="values")
         return value

@@ -420,9 +420,13 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Plan":
-        """Read a plan that `save` wrote; errors as `from_json`'s, and they name the file."""
+        """Read a plan that `save` wrote; errors as `from_json`'s and for a file that is missing name the file."""
         with about(str(path)):
-            return cls.from_json(Path(path).read_text(errors="replace"))
+            try:
+                text = Path(path).read_text(errors="replace")
+            except OSError as error:
+                raise SurgeryError(f"it cannot be read: {error.strerror}", code="file") from None
+            return cls.from_json(text)
 
     def _sizes(self) -> tuple[int, int]:
         """Return the numbers of elements of the small model and of the full one."""

@@ -102,6 +102,12 @@ def widen(
     with run_one_by_one():
         growth = _find_growing(model, example, output, demand, rate, mode)
     whole = list_whole(model, growth.whole, "grow")
+    if not whole and (free := [atom.size for atom in growth.chosen.sliced if not atom.order]) and not growth.choice:
+        raise SurgeryError(
+            f"no width gains a position at rate={rate!r}: the largest has {max(free)}, so give a rate of "
+            f"{1 + 1 / max(free):.4g} or more",
+            code="width",
+        )
     if not growth.choice or (whole and strict):
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width", code="width")
     plan = growth.outcome

@@ -1213,3 +1213,8 @@ def test_narrow__an_index_that_is_as_large_as_a_width_is_no_label():
     full = surgery.load(copy.deepcopy(net), plan.embed(surgery.state(small))[0])
     for found, expected in zip(small(x), full(x)):
         torch.testing.assert_close(found, expected)
+
+
+def test_plan_load__a_missing_file_is_named(tmp_path):
+    with refused(f"file: {tmp_path}"):
+        Plan.load(tmp_path / "none.json")

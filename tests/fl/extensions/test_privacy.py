@@ -183,7 +183,7 @@ def test_privacy__what_is_not_private_is_refused(make_federation):
         (fedavg(make_federation("cnn", norm="static_batch")), {}, "static batch norms look at"),
         (fedavg(wrapped(plain, defence=median)), {}, "with --defence"),
         (fedavg(plain), {"defence": clip}, "only average whole models"),
-        (fedavg(plain), {"presence": there}, "only average whole models"),
+        (fedavg(plain), {"presence": there}, "--presence"),
     ):
         with pytest.raises(FLError, match=message):
             within(algorithm, privacy=on, **others)

@@ -16,6 +16,7 @@ from fl.figures.clients import partition_map
 from fl.figures.style import save
 from fl.partition import KINDS, Kind, counts, deal, hold_out
 from fl.partition.classes import _share_out, nest_clusters
+from fl.partition.split import Parts
 from fl.runs.assembly import build
 from fl.settings import Config
 
@@ -419,3 +420,27 @@ def test_partition__a_partition_of_other_arguments_is_refused_when_it_is_named()
         Config.of(partition=dealt_to_five)
     with fl_refused("run"):
         Kind(lambda task: None)
+
+
+def test_parts__are_indices():
+    """A mask would be the samples 0 and 1, and a negative index the last ones."""
+    empty, mask = torch.tensor([]), torch.zeros(30, dtype=torch.bool)
+    assert [part.tolist() for part in Parts.of([np.arange(3), torch.tensor([2], dtype=torch.int32), empty])] == [
+        [0, 1, 2], [2], [],
+    ]  # fmt: skip
+    for part in (mask, torch.arange(3.0), torch.arange(3) - 1, torch.zeros(2, 2, dtype=torch.int64)):
+        with fl_refused("data"):
+            Parts.of([torch.arange(4), part])
+
+
+def test_deal__a_partition_of_ones_own_gives_a_client_each_sample_once(tmp_path, monkeypatch):
+    """Else a sample may be trained on and held out, too."""
+    (tmp_path / "my_twice.py").write_text(
+        "import torch\nfrom fl.partition.kind import Partition\nfrom fl.partition.split import Parts\n"
+        "def twice(task, options=None):\n"
+        "    parts = [torch.arange(5), torch.tensor([5, 7, 5])]\n"
+        "    return Partition(Parts.of(parts), torch.arange(2)[None])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with fl_refused("run: sample 5", "client 1"):
+        deal(balanced(20), "my_twice:twice", 2, np.random.default_rng(0), minimum=1)

@@ -191,6 +191,7 @@ def test_personalize__other_tasks_have_their_own_scores(task, tmp_path):
 def test_personalize__what_is_refused(fedavg, digits, new, tested, tmp_path):
     same = {"x": new.x, "y": new.y, "test_x": new.test_x, "test_y": new.test_y}
     alone = fl.Dataset.from_arrays(**same, owners=[0] * 59 + [1])
+    held = fl.Dataset.from_arrays(**same, owners=[0] * 60, valid=[True] * 20 + [False] * 40)
     strange = fl.Dataset.from_arrays(**same, owners=[0] * 60, test_owners=[1] * len(new.test_y))
     many = fl.Dataset.from_arrays(**same, owners=[0] * 60, classes=12)
     small = fl.Dataset.from_arrays(
@@ -200,6 +201,7 @@ def test_personalize__what_is_refused(fedavg, digits, new, tested, tmp_path):
         (digits, {}, "owners"),
         (new.x, {}, "Dataset"),
         (alone, {}, "owner 1"),
+        (held, {}, "valid"),
         (strange, {}, "test_owners"),
         (many, {}, "12 classes"),
         (small, {}, "image_size"),

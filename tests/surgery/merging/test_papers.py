@@ -380,6 +380,8 @@ def test_greedy_soup__a_greedy_soup_takes_what_helps():
     assert soup.score == pytest.approx(best)
     assert soup.score >= max(soup.scores)
     assert merging.greedy_soup(states, score=lambda s: 0.0).taken == [0, 1, 2, 3, 4, 5]
+    with refused("argument: NoneType"):
+        merging.greedy_soup(states, score=lambda s: None)
 
 
 def test_ties__large_numbers_are_finite():

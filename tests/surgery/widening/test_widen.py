@@ -339,3 +339,10 @@ def test_widen__a_matrix_that_is_expanded_before_a_product_is_followed():
     wide, _ = widen(net, rate=2, example=IMAGE)
     assert same_outputs(net, wide, image())
     assert wide.hidden.weight.shape == (12, 8, 1, 1)
+
+
+def test_widen__a_rate_that_adds_no_position_names_one_that_does():
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    with refused("width: 1.125"):
+        widen(net, rate=1.1, example=x)
+    assert widen(net, rate=1.125, example=x)[0][0].out_features == 9
