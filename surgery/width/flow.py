@@ -22,7 +22,7 @@ _KEEPS_SCALE = {
     "hardtanh", "relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "maximum", "minimum", "tril", "triu",
     "native_dropout", "sum", "mean", "amax", "max",
 }  # fmt: skip
-_LENGTHS = {"linalg_vector_norm", "norm", "sum"}
+LENGTHS = {"linalg_vector_norm", "norm", "sum"}
 _OF_LENGTHS = {"sqrt", "rsqrt", "pow", "reciprocal", "add", "mul", "clamp", "clamp_min", "maximum"}
 
 
@@ -122,7 +122,7 @@ class Flow:
             rule, sources = RULES.get(step.name), [source for source in step.sources if _is_step(source)]
             keeps = step.name in _OF_LENGTHS or (rule is not None and rule.carries)
             flags.append(
-                step.name in _LENGTHS or (keeps and bool(sources) and all(flags[source[0]] for source in sources))
+                step.name in LENGTHS or (keeps and bool(sources) and all(flags[source[0]] for source in sources))
             )
         return flags
 

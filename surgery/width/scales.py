@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surgery.forward import named_tensors
 from surgery.names import join
-from surgery.width.flow import ATTENTION, LOOKUPS, Contraction, Flow
+from surgery.width.flow import ATTENTION, LENGTHS, LOOKUPS, Contraction, Flow
 from surgery.width.provenance import Place, places
 from surgery.width.solve import SUMS, Axis, Choice, Solution, digits, size_of
 from surgery.width.steps import Step
@@ -22,6 +22,7 @@ from surgery.width.steps import Step
 _NEAR = 1e-6
 _ROOT = math.sqrt(2)
 _FACTORS = (_ROOT, 1 / _ROOT, 2.0, 0.5)
+_ROOTS = {"sqrt", "pow", "add", "clamp", "clamp_min", "maximum"}  # between a sum of squares and the length
 _LEAST = 8  # a layer's sum that is shorter may equal another number by chance
 
 Divisors: TypeAlias = Iterable[tuple[float, float, float]]
@@ -146,9 +147,12 @@ class Scales:
                 # the products of channel attention sum over tokens, and its code takes the width of a head even so
                 last = dict.fromkeys(part for axes in step.inputs if axes for part in (axes[-1], *digits(axes[-1])))
                 new_values = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
-            new_values |= {self._size(axis) ** up for axis in self._unit_length(step) if _is(value, axis.size**up)}
-            # a sum is divided by how many it has
-            new_values |= {self._size(axis) for axis in self._find_summed(step) if axis.size == value}
+            vectors = [(axis, up) for axis in self._unit_length(step)]
+            vectors += [(axis, -up) for axis in self._find_measured(step)]
+            new_values |= {self._size(axis) ** power for axis, power in vectors if _is(value, axis.size**power)}
+            # a sum is divided by how many it has, or multiplied by one over that
+            summed = [(axis, power) for axis in self._find_summed(step) for power in (1, -1)]
+            new_values |= {self._size(axis) ** power for axis, power in summed if _is(value, axis.size**power)}
         return new_values
 
     def find_scaled(self, number: int) -> list[tuple[Contraction, bool]]:
@@ -217,11 +221,12 @@ class Scales:
                     yield Scaling(number, value, new, layer_sum, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
-        """Yield the numbers that scale embeddings or unit vectors, and change with them."""
+        """Yield the numbers that scale embeddings, unit vectors or lengths of vectors, and change with them."""
         step = self.steps[number]
-        power = 0.5 if step.name == "mul" else -0.5
+        up = 0.5 if step.name == "mul" else -0.5
         for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():
-            for axis in self._unit_length(step):
+            vectors = [(axis, up) for axis in self._unit_length(step)]
+            for axis, power in (*vectors, *((axis, -up) for axis in self._find_measured(step))):
                 old, new = axis.size, self._size(axis)
                 if old != new and (value is None or _is(value, old**power, precision)):
                     contraction = Contraction(number, ((old, new),), (1, 1), False)
@@ -256,6 +261,17 @@ class Scales:
         if maker and maker.name in LOOKUPS | {"div"}:
             for axes in step.inputs:
                 yield from dict.fromkeys([axes[-1], *digits(axes[-1])] if axes else [])
+
+    def _find_measured(self, step: Step[Axis]) -> Iterator[Axis]:
+        """Yield the widths whose vectors' length a step scales, as in RMS norms."""
+        maker = self._find_maker(step)
+        while maker and maker.name in _ROOTS:
+            maker = self._find_maker(maker)
+        if maker and maker.name in LENGTHS and maker.inputs and maker.inputs[0]:
+            dims = maker.scalars.get("dim")
+            for place in dims if isinstance(dims, tuple | list) else [] if dims is None else [dims]:
+                axis = maker.inputs[0][place]
+                yield from dict.fromkeys([axis, *digits(axis)])
 
     def _find_summed(self, step: Step[Axis]) -> Sequence[Axis]:
         """Return the axes summed in a step's input, except by layers with weights."""

@@ -477,3 +477,45 @@ def test_scales__distances_of_queries_and_keys_have_no_scale():
         return 2 * (q @ k.mT) - (q * q).sum(-1, keepdim=True) - (k * k).sum(-1, keepdim=True).mT
 
     narrow(Attention(WIDTH, lambda net, d: None, scores).double(), 0.5, X, strict=True)
+
+
+LENGTHS = {
+    "norm": lambda x: x.norm(2, -1, keepdim=True),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "sum of squares": lambda x: x.square().sum(-1, keepdim=True).add(1e-12).sqrt().clamp(min=1e-9),
+}
+
+
+@pytest.mark.parametrize("power", [-0.5, 0.5])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_scales__the_length_of_a_vector_is_scaled_by_the_root_of_its_width(length, power):
+    """As in RMS norms that divide by length * dim ** -0.5."""
+
+    class Norm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.first, self.last, self.factor = nn.Linear(6, width), nn.Linear(width, 5), width**power
+
+        def forward(self, x):
+            y = self.first(x)
+            lengths = LENGTHS[length](y)
+            return self.last(y / (lengths * self.factor if power < 0 else lengths / self.factor))
+
+    net, other = Norm(WIDTH).double(), Norm(WIDTH // 2).double()
+    small, _ = narrow(net, 0.5, X, strict=True)
+    assert small.factor == pytest.approx(other.factor)
+    other.load_state_dict(small.state_dict())
+    torch.testing.assert_close(small(X), other(X))
+
+
+def test_scales__a_sum_is_multiplied_by_one_over_its_length():
+    class Mean(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.first, self.last, self.share = nn.Linear(6, width), nn.Linear(1, 5), 1 / width
+
+        def forward(self, x):
+            return self.last(self.first(x).relu().sum(-1, keepdim=True) * self.share)
+
+    small, _ = narrow(Mean(WIDTH).double(), 0.5, X, strict=True)
+    assert small.share == 2 / WIDTH
