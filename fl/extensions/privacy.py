@@ -233,8 +233,8 @@ def _check(algorithm: Algorithm, privacy: Privacy) -> None:
         )
     if algorithm.sample:
         raise FLError(
-            "--privacy.clip counts on clients that are sampled uniformly: leave --presence out, and take a method that "
-            "samples so, such as fedavg",
+            "--privacy.clip counts on clients that are sampled uniformly: leave --presence out if you set it, or take "
+            "a method that samples so, such as fedavg",
             code="unsupported",
         )
     if algorithm.steps or algorithm.plan or algorithm.levels:

@@ -172,13 +172,8 @@ def _like_the_run(data: Dataset, config: Config, spec: Spec, model: Model | None
 
 
 def _dealt(data: Dataset, held_out: float, rng: Rng) -> tuple[Dataset, Splits]:
-    """Return the data, and each owner's training and test samples.
-
-    Samples that `valid` marks are in neither.
-    """
-    if data.valid is not None and not data.valid.any():
-        data = replace(data, valid=None)
-    if data.valid is not None:
+    """Return the data, and each owner's training and test samples."""
+    if data.valid is not None and data.valid.any():
         raise FLError(
             "new clients validate on nothing, so valid= would have no use: leave these samples out of the data",
             code="data",

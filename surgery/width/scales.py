@@ -147,8 +147,7 @@ class Scales:
                 # the products of channel attention sum over tokens, and its code takes the width of a head even so
                 last = dict.fromkeys(part for axes in step.inputs if axes for part in (axes[-1], *digits(axes[-1])))
                 new_values = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
-            vectors = [(axis, up) for axis in self._unit_length(step)]
-            vectors += [(axis, -up) for axis in self._find_measured(step)]
+            vectors = self._find_vectors(step)
             new_values |= {self._size(axis) ** power for axis, power in vectors if _is(value, axis.size**power)}
             # a sum is divided by how many it has, or multiplied by one over that
             summed = [(axis, power) for axis in self._find_summed(step) for power in (1, -1)]
@@ -223,10 +222,8 @@ class Scales:
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
         """Yield the numbers that scale embeddings, unit vectors or lengths of vectors, and change with them."""
         step = self.steps[number]
-        up = 0.5 if step.name == "mul" else -0.5
         for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():
-            vectors = [(axis, up) for axis in self._unit_length(step)]
-            for axis, power in (*vectors, *((axis, -up) for axis in self._find_measured(step))):
+            for axis, power in self._find_vectors(step):
                 old, new = axis.size, self._size(axis)
                 if old != new and (value is None or _is(value, old**power, precision)):
                     contraction = Contraction(number, ((old, new),), (1, 1), False)
@@ -261,6 +258,12 @@ class Scales:
         if maker and maker.name in LOOKUPS | {"div"}:
             for axes in step.inputs:
                 yield from dict.fromkeys([axes[-1], *digits(axes[-1])] if axes else [])
+
+    def _find_vectors(self, step: Step[Axis]) -> Iterator[tuple[Axis, float]]:
+        """Yield the widths of vectors that a step scales, or their lengths, and the power that would scale them."""
+        up = 0.5 if step.name == "mul" else -0.5
+        yield from ((axis, up) for axis in self._unit_length(step))
+        yield from ((axis, -up) for axis in self._find_measured(step))
 
     def _find_measured(self, step: Step[Axis]) -> Iterator[Axis]:
         """Yield the widths whose vectors' length a step scales, as in RMS norms."""

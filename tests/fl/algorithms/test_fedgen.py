@@ -241,3 +241,11 @@ def test_fedgen__text_is_refused(make_federation):
     model = zoo.create("transformer", torch.Generator().manual_seed(0), num_classes=9, width=0.125, depth=1, tokens=4)
     with fl_refused("unsupported", "'s logits of 9 classes, and Transformer'"):
         fedgen(dataclasses.replace(make_federation("cnn"), data=data, model=model), SMALL)
+
+
+def test_fedgen__numbers_to_predict_are_refused_by_their_task():
+    x = torch.randn(40, 3)
+    data = fl.Dataset.from_arrays(x, x[:, 0], x, x[:, 0], task="regression")
+    config = fl.Config.of(algorithm="fedgen", clients=2, participants=2, partition="iid")
+    with fl_refused("unsupported: regression"):
+        fl.build(config, dataset=data, model=lambda: torch.nn.Linear(3, 1))

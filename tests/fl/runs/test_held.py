@@ -9,6 +9,7 @@ import sys
 import pytest
 from refusals import fl_refused
 
+import fl
 from fl import FLError
 from fl.base.files import write_text
 from fl.runs import lock
@@ -160,3 +161,9 @@ def test_held__a_lock_that_its_owner_deleted_in_the_meantime_is_taken_anew(tmp_p
     monkeypatch.setattr(lock.fcntl, "flock", racing)
     with lock.folder_lock(tmp_path), fl_refused("folder", str(os.getpid())), lock.folder_lock(tmp_path):
         raise AssertionError("two in one folder")
+
+
+def test_held__an_unknown_log_is_named_and_leaves_no_folder(tmp_path):
+    with fl_refused("name: nix"):
+        fl.simulate(fl.Config.of(log=("nix",)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
