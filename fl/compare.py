@@ -107,15 +107,14 @@ def write_page(arguments: CompareArguments) -> str:
     path, every, folders = arguments.html, arguments.every, arguments.folders
     choice("--against", [arguments.against], AGAINST)
     check_page(path)
-    early = every is not None
-    runs = find_runs(folders, early)
+    runs = find_runs(folders, quiet=every is not None)
     write_text(path, report(folders, runs, arguments.against, arguments.target, every))
     if every is not None and are_left(folders, runs):
         print(f"{path} is written again every {every:g} s until all runs have ended; Ctrl-C stops that", flush=True)
     while every is not None and are_left(folders, runs):
         time.sleep(every)
         try:
-            runs = find_runs(folders, early)
+            runs = find_runs(folders, quiet=True)
             write_text(path, report(folders, runs, arguments.against, arguments.target, every))
         except FLError as error:  # such as a run that is being replaced
             print(f"not written again: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds":
 """For each quantity that curves can be plotted over, its column in the rows."""
 TAIL = 10
 """Number of the last evaluations that the late mean is taken of."""
+_log = logging.getLogger("fl")
 _COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
 
 
@@ -65,17 +67,18 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
-def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]:
+def find_runs(folders: Sequence[Path], quiet: bool = False) -> list[RecordedRun]:
     """Find the runs in folders, which are run folders or contain some.
 
-    Runs of one command are in its order of methods.
+    Runs of one command are in its order of methods. Runs that were not evaluated yet are left out with a warning.
 
     Args:
-        early: whether to leave out runs that were not evaluated yet; FLError if no other is left.
+        quiet: whether to leave them out without one.
 
-    Raises FLError for a folder without runs, and for runs that were not evaluated yet.
+    Raises FLError for a folder without runs, and if none was evaluated yet.
     """
     runs: dict[Path, RecordedRun] = {}
+    waiting: list[Path] = []
     for folder, paths in folders_with(FILE, folders).items():
         if not paths:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
@@ -90,9 +93,8 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
                 check_intact(path, config)
                 input_names = _name_inputs(config, checkpoint.read_header(path)["given"])
             if not select_evaluated(rows):
-                if early:
-                    continue
-                raise FLError(f"{path} has no evaluated round yet", code="folder")
+                waiting.append(path)
+                continue
             inside.append(RecordedRun(path, config, rows, input_names))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
@@ -101,6 +103,8 @@ def find_runs(folders: Sequence[Path], early: bool = False) -> list[RecordedRun]
             f"no run in {', '.join(map(str, folders))} has an evaluated round yet: wait for the first one",
             code="folder",
         )
+    if waiting and not quiet:
+        _log.warning(f"warning: without an evaluated round yet, so left out: {', '.join(map(str, waiting))}")
     return list(runs.values())
 
 

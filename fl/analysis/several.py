@@ -77,7 +77,9 @@ class Results:
 def results(*folders: str | Path) -> Results:
     """Read the runs of folders, which are run folders or hold some.
 
-    Raises FLError for a folder without runs, and for runs that were not evaluated yet.
+    Runs that were not evaluated yet are left out with a warning.
+
+    Raises FLError for a folder without runs, and if none was evaluated yet.
     """
     return Results(find_runs([Path(folder) for folder in folders]))
 

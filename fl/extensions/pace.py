@@ -1,13 +1,14 @@
 """Simulate the time that clients take, and drop or shorten late work."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 import tyro
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl.algorithms.extension import Extension
 from fl.base.columns import Column
@@ -73,12 +74,12 @@ class Pace(NamedTuple):
         """Stop clients at the deadline; late clients send what they have, or nothing."""
 
         def run(training: Training) -> ClientUpdate:
-            clients, starts = training.cohort.clients, training.cohort.states
-            costs = samples_of_a_step(fed, training)
-            tasks = list(zip(clients, training.steps, costs))
-            took = (min(end, self.deadline or end) for end in (self.seconds(*task) for task in tasks))
+            starts = training.cohort.states
+            clocks = self.clocks(fed, training)
+            ends = [clock(steps) for clock, steps in zip(clocks, training.steps)]
+            took = (min(end, self.deadline or end) for end in ends)
             fed.meter.metrics[SECONDS] = max(fed.meter.metrics.get(SECONDS, 0.0), *took)
-            done = tuple(self.steps_done(*task) for task in tasks)
+            done = tuple(map(self.steps_done, clocks, training.steps))
             update = train(training._replace(steps=done))
             if any(missing := late(done, training.steps, self.partial)):
                 sizes = tuple(0 if gone else size for gone, size in zip(missing, update.sizes))
@@ -87,29 +88,29 @@ class Pace(NamedTuple):
 
         return run
 
-    def steps_done(self, client: int, steps: int, samples: float) -> int:
+    def steps_done(self, seconds: Callable[[int], float], steps: int) -> int:
         """Count the steps that a client has made by the deadline.
 
         Args:
-            samples: of the global model that take as long as one of its steps.
+            seconds: that its first steps take, as a function of their number. steps: that it is to make.
 
-        >>> Pace(torch.tensor([10.0]), deadline=2.0).steps_done(0, steps=9, samples=5)
+        >>> Pace(torch.tensor([10.0]), deadline=2.0).steps_done(lambda steps: steps * 0.5, steps=9)
         4
         """
         if not self.deadline:
             return steps
-        return min(steps, int(self.deadline * self.speeds[client].item() / samples + 1e-9))
+        return bisect_right(range(1, steps + 1), self.deadline * (1 + 1e-9), key=seconds)
 
-    def seconds(self, client: int, steps: int, samples: float) -> float:
-        """Compute how long a client takes for a number of steps without a deadline."""
-        return steps * samples / self.speeds[client].item()
+    def clocks(self, fed: Federation, training: Training) -> list[Callable[[int], float]]:
+        """Return for each client the seconds that its first steps take, as a function of their number."""
+        gradients, whole = 2 if training.objective.ascent else 1, flops(fed.model, fed.data)
 
+        def clock(client: int, model: nn.Module) -> Callable[[int], float]:
+            samples = len(fed.clients.train[client])
+            cost = gradients * (flops(model, fed.data) / whole if whole else 1.0) / self.speeds[client].item()
+            return lambda steps: cost * fed.local.samples_of_steps(steps, samples, fed.clients.train)
 
-def samples_of_a_step(fed: Federation, training: Training) -> list[float]:
-    """Count the global model's samples that take as long as a step of each client."""
-    samples = fed.local.size_of_batches(fed.clients.train) * (2 if training.objective.ascent else 1)
-    whole = flops(fed.model, fed.data)
-    return [samples * (flops(model, fed.data) / whole if whole else 1.0) for model in training.cohort.models]
+        return list(map(clock, training.cohort.clients, training.cohort.models))
 
 
 def make_pace(options: PaceOptions, clients: int, rng: Rng) -> Pace | None:

@@ -15,7 +15,7 @@ from fl.data import Dataset
 from fl.data.inputs import Inputs
 from fl.distributed import current
 from fl.engine import Group, Job, progress, train
-from fl.engine.batches import count_filled, make_batches
+from fl.engine.batches import make_batches
 from fl.engine.losses import cross_entropy
 from fl.engine.objectives import Ascent, Objective, mask_absent_classes
 from fl.engine.work import Meter, flops
@@ -335,8 +335,7 @@ class Federation:
             models = self.models_of(clients) if is_list else [self.model] * k
         context = list(context or [{}] * k) if is_list else context or {}
         local_objective = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
-        steps = self.steps(clients)
-        return self.trainer(Training(Cohort(clients, models, starts), local_objective, rng, steps, steps))
+        return self.trainer(Training(Cohort(clients, models, starts), local_objective, rng, self.steps(clients)))
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -354,11 +353,11 @@ class Federation:
 
         The server receives the trained models.
         """
-        cohort, objective, _, planned, steps = training
-        train_sets, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
-        for client, model, steps_made, steps_planned in zip(cohort.clients, cohort.models, steps, planned):
-            samples = self.local.samples_of_epoch(len(train_sets[client]), train_sets)
-            self.meter.flops += passes * samples * flops(model, self.data) * steps_made // steps_planned
+        cohort, objective, _, steps = training
+        train_sets, gradients = self.clients.train, 2 if objective.ascent else 1
+        for client, model, made in zip(cohort.clients, cohort.models, steps):
+            samples = self.local.samples_of_steps(made, len(train_sets[client]), train_sets)
+            self.meter.flops += gradients * samples * flops(model, self.data)
         train_all = self._over_ranks if current().sharing else self._in_chunks
         states, loss = train_all(training._replace(objective=self._mask_absent_classes(cohort, objective)))
         return ClientUpdate(
@@ -367,9 +366,8 @@ class Federation:
 
     def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
         """Return each client's number of steps in a round, if no middleware stops it."""
-        batch_size, train_sets = self.local.size_of_batches(self.clients.train), self.clients.train
-        passes = self.local.epochs * self.local.repeats
-        return tuple(count_filled(len(train_sets[client]), batch_size) // batch_size * passes for client in clients)
+        train_sets = self.clients.train
+        return tuple(self.local.count_steps(len(train_sets[client]), train_sets) for client in clients)
 
     def _mask_absent_classes(self, cohort: Cohort, objective: LocalObjective) -> LocalObjective:
         """Return the objective; `masked` sets logits of a client's missing classes to 0."""
@@ -395,7 +393,7 @@ class Federation:
 
         The states are a stack or a list, like the cohort's.
         """
-        cohort, objective, rng, _, steps = training
+        cohort, objective, rng, steps = training
         results, k = [], len(cohort.clients)
         chunk_size = self.local.max_parallel_clients or k
         progress.begin(k)

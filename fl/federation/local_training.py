@@ -11,7 +11,7 @@ from fl.data import Dataset
 from fl.data.inputs import map_inputs
 from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
-from fl.engine.batches import LAST_BATCHES, count_filled
+from fl.engine.batches import LAST_BATCHES, count_per_step
 from fl.engine.losses import Loss
 from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
@@ -76,9 +76,25 @@ class LocalTraining:
         """
         return min(self.batch_size, parts.largest)
 
-    def samples_of_epoch(self, samples: int, parts: Parts) -> int:
-        """Count the samples that pass through the model in a client's epoch."""
-        return samples if self.last_batch == "partial" else count_filled(samples, self.size_of_batches(parts))
+    def count_steps(self, samples: int, parts: Parts) -> int:
+        """Count the steps of a round of a client with so many samples, if nothing stops it."""
+        return len(self._epoch(samples, parts)) * self.epochs
+
+    def samples_of_steps(self, steps: int, samples: int, parts: Parts) -> int:
+        """Count the samples that pass through the model in the first steps of a client with so many samples.
+
+        >>> from torch import arange
+        >>> LocalTraining(batch_size=20, last_batch="partial").samples_of_steps(3, 30, Parts.of([arange(30)]))
+        50
+        """
+        epoch = self._epoch(samples, parts)
+        epochs, rest = divmod(steps, max(len(epoch), 1))
+        return epochs * sum(epoch) + sum(epoch[:rest])
+
+    def _epoch(self, samples: int, parts: Parts) -> list[int]:
+        """Count the samples of each step of an epoch."""
+        counts = count_per_step(samples, self.size_of_batches(parts), self.last_batch)
+        return [count for count in counts for _ in range(self.repeats)]
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data or their device."""

@@ -21,20 +21,18 @@ class Training(NamedTuple):
         cohort: the clients with the models that they start from.
         objective: what they minimise.
         rng: of the round.
-        planned: how many steps each client makes if nothing stops it.
-        steps: how many it makes.
+        steps: how many each client makes.
     """
 
     cohort: Cohort
     objective: LocalObjective
     rng: Rng
-    planned: tuple[int, ...]
     steps: tuple[int, ...]
 
     def select(self, rows: Sequence[int]) -> "Training":
         """Return the training of some of the clients, by their positions in the cohort."""
-        planned, steps = (tuple(every[row] for row in rows) for every in (self.planned, self.steps))
-        return Training(self.cohort.select(rows), self.objective.select(rows), self.rng, planned, steps)
+        steps = tuple(self.steps[row] for row in rows)
+        return Training(self.cohort.select(rows), self.objective.select(rows), self.rng, steps)
 
 
 Trainer: TypeAlias = Callable[[Training], ClientUpdate]

@@ -151,8 +151,8 @@ class Splits(Sequence[Split]):
 
     @property
     def total(self) -> int:
-        """The number of samples of all clients."""
-        return sum(len(parts.samples) for parts in (self.train, self.valid, self.test))
+        """The number of samples that clients have; one of several clients counts once."""
+        return len(torch.cat([parts.samples for parts in (self.train, self.valid, self.test)]).unique())
 
     def __len__(self) -> int:
         return len(self.train)

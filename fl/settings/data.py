@@ -156,6 +156,10 @@ class DataSettings(Topic):
         if divided is None:
             splits = hold_out(parts, self.local_valid, self.local_test, rng)
         else:
+            if self.local_valid:
+                _log.warning(
+                    f"warning: the data say which samples validate: --local-valid {self.local_valid} is unused"
+                )
             rest, valid = divided
             names = dataset.names_of_clients(parts)
             check_all_have(rest, names, "training samples", "leave some of its samples for training")

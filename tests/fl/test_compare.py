@@ -53,6 +53,16 @@ def found(*folders):
     return groups.group(groups.find_runs(folders))
 
 
+def test_compare__a_run_without_an_evaluated_round_is_left_out_and_named(tmp_path, caplog):
+    fake_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg")
+    left_by(tmp_path / "b", [{"train_loss": 1.0}], algorithm="fedmr")
+    assert [*found(tmp_path)] == ["fedavg"]
+    assert str(tmp_path / "b") in caplog.text
+    assert str(tmp_path / "a") not in caplog.text
+    with fl_refused("folder"):
+        found(tmp_path / "b")
+
+
 def test_compare__the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.1, 0.9, *[last] * 9], algorithm="fedavg", seed=seed)

@@ -152,6 +152,15 @@ def test_sites__what_a_site_lacks_is_named(data, more, said):
         fl.build(config(**more), dataset=data, model=NET)
 
 
+def test_sites__data_that_say_which_samples_validate_leave_no_share_to_hold_out(caplog):
+    """... and a share that is asked for is said to be unused."""
+    data = replace(sites(), valid=torch.arange(52) % 4 == 0)
+    for share in (0.0, 0.5):
+        fed, _ = fl.build(config(local_valid=share), dataset=data, model=NET)
+        assert fed.clients.valid.sizes.sum() == 13
+        assert ("--local-valid 0.5" in caplog.text) == bool(share)
+
+
 def test_sites__a_share_that_is_asked_for_takes_the_place_of_own_test_rows():
     fed, _ = fl.build(config(local_test=0.25), dataset=sites(), model=NET)
     assert fed.clients.test.sizes.tolist() == [3, 4, 6]  # bern, lima, oslo

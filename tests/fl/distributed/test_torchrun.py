@@ -115,5 +115,5 @@ def test_torchrun__clients_are_dealt_out_by_the_steps_that_they_make(make_federa
     monkeypatch.setattr(federation, "current", lambda: SimpleNamespace(sharing=True, share=shared))
     steps = (1, *fed.steps([1, 2, 3]))
     start, each = surgery.broadcast(fed.initial(), 4), LocalObjective(fed.local.objective, {})
-    fed.trainer(Training(Cohort([0, 1, 2, 3], [fed.model] * 4, start), each, Rng(0, 1), fed.steps([0, 1, 2, 3]), steps))
+    fed.trainer(Training(Cohort([0, 1, 2, 3], [fed.model] * 4, start), each, Rng(0, 1), steps))
     assert [work / seen[0][0] for work in seen[0]] == list(steps)

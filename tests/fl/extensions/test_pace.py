@@ -11,7 +11,7 @@ from wrapped import wrapped
 import fl
 from fl.algorithms.parts.progress import gradients_of
 from fl.base.rng import Rng
-from fl.extensions.pace import Pace, PaceOptions, make_pace, samples_of_a_step
+from fl.extensions.pace import Pace, PaceOptions, make_pace
 from fl.federation.cohort import Cohort
 from fl.federation.local_training import LocalObjective
 from fl.federation.trainer import Training
@@ -63,7 +63,19 @@ def test_pace__who_is_late_sends_a_part_or_nothing(partial, sizes):
     ("deadline", "samples", "steps"), [(2.0, 7.0, 2), (0.3, 1.0, 3), (0.39, 1.0, 3), (9.0, 1.0, 5)]
 )
 def test_pace__a_step_that_has_not_quite_ended_by_the_deadline_does_not_count(deadline, samples, steps):
-    assert Pace(speeds(10), deadline=deadline).steps_done(0, 5, samples) == steps
+    assert Pace(speeds(10), deadline=deadline).steps_done(lambda count: count * samples / 10, 5) == steps
+
+
+def test_pace__a_partial_last_batch_takes_less_time():
+    """A client of 25 samples in batches of 10 that sees 100 a second takes 0.25 s an epoch, not 0.3 s."""
+    more = {"clients": 2, "participants": 2, "samples": 50, "local_valid": 0.0, "local_test": 0.0, "local_epochs": 2}
+    pace = Pace(speeds(100, 100), deadline=0.5, partial=False)
+    for last, seconds, sizes in (("partial", 0.5, (25, 25)), ("filled", 0.5, (0, 0))):
+        fed, algorithm = built(pace, last_batch=last, backend="loop", **more)
+        assert [len(part) for part in fed.clients.train] == [25, 25]
+        _, update = algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))
+        assert fed.meter.metrics["simulated_seconds"] == pytest.approx(seconds)
+        assert update.sizes == sizes
 
 
 def test_pace__a_round_in_which_all_are_late_leaves_the_model():
@@ -122,9 +134,9 @@ def test_pace__a_smaller_model_takes_less_time():
     (pace,) = fed.training
     starts = [fed.fleet[client].plan.extract(fed.initial()) for client in (0, 1)]
     cohort = Cohort([0, 1], fed.models_of([0, 1]), starts)
-    training = Training(cohort, LocalObjective(), Rng(0, 1), fed.steps([0, 1]), fed.steps([0, 1]))
-    own = [pace.seconds(k, n, cost) for k, n, cost in zip((0, 1), training.steps, samples_of_a_step(fed, training))]
-    equal = [pace.seconds(k, fed.steps([k])[0], 10) for k in (0, 1)]
+    training = Training(cohort, LocalObjective(), Rng(0, 1), fed.steps([0, 1]))
+    own = [clock(steps) for clock, steps in zip(pace.clocks(fed, training), training.steps)]
+    equal = [fed.steps([k])[0] * 10 / pace.speeds[k].item() for k in (0, 1)]
     assert own[0] < 0.6 * equal[0]
     assert own[1] == pytest.approx(equal[1])
 

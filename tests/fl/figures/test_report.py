@@ -206,7 +206,7 @@ def test_report__runs_that_go_on_are_shown_and_the_page_reloads_itself(tmp_path)
     leave(tmp_path / "fedavg-seed0", [0.1, 0.5, 0.6, 0.7], algorithm="fedavg", rounds=4)
     leave(tmp_path / "fedmr-seed0", [0.1, 0.5], algorithm="fedmr", rounds=4)
     leave(tmp_path / "fedprox-seed0", [None], algorithm="fedprox", rounds=4)
-    runs = find_runs([tmp_path], early=True)
+    runs = find_runs([tmp_path], quiet=True)
     assert [progress(run) for run in runs] == ["finished", "round 2 of 4"]
     text = report([tmp_path], runs, every=30)
     assert '<meta http-equiv="refresh" content="30">' in text
@@ -214,7 +214,7 @@ def test_report__runs_that_go_on_are_shown_and_the_page_reloads_itself(tmp_path)
     assert states["fedprox-seed0"] == "not evaluated yet"
     assert states["fedmr-seed0"] == "round 2 of 4"
     with pytest.raises(FLError):
-        find_runs([tmp_path / "fedprox-seed0"], early=True)
+        find_runs([tmp_path / "fedprox-seed0"], quiet=True)
 
 
 def test_report__a_page_is_written_until_all_runs_have_ended(tmp_path, monkeypatch, capsys):
