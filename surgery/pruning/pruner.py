@@ -134,7 +134,7 @@ def prune(
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
         raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
-    if finetune is not None and not callable(finetune):
+    if finetune is not None and (not callable(finetune) or takes(finetune, 2) is False):
         raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
     if importance is not None and not isinstance(importance, Mapping):
         check_criterion(importance)
@@ -174,9 +174,9 @@ def prune(
     request = NarrowRequest(model, example, demand, output, strict, scores(model), sizing(target, by=scorer))
     cut = find_last_attempt(request)  # refuse now; report shortfalls once
     full = {measure: _cost(cut, measure).full for measure in target.wanted}
-    target = target.as_shares(full)
+    asked, target = target, target.as_shares(full)
     if len(shares) == 1 or strict:
-        _report_missed(target, _limits(cut, target).share(cut.chosen.choice), strict)
+        _report_missed(asked, target, _limits(cut, target).share(cut.chosen.choice), strict)
     finish(cut)
     sizes_before = {name: atom.size for name, atom in named_widths(cut.solution).items()}
     request = replace(request, strict=False)
@@ -211,7 +211,7 @@ def prune(
         sizes.append(_size(cut, choice))
         net = _train(net, finetune, number)
     if len(shares) > 1:
-        _report_missed(target, _used_share(target, left, full), strict=False)
+        _report_missed(asked, target, _used_share(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
 
 
@@ -270,9 +270,9 @@ def _size(cut: Attempt, choice: Choice) -> Size:
     return Size(_cost(cut, "macs")(choice), _cost(cut, "parameters")(choice))
 
 
-def _report_missed(target: Target, share: float, strict: bool) -> None:
+def _report_missed(asked: Target, target: Target, share: float, strict: bool) -> None:
     """Log that a target was missed; raise SurgeryError with `strict`."""
-    if message := describe_miss(target, share):
+    if message := describe_miss(asked, target, share):
         if strict:
             raise SurgeryError(message, code="target")
         _log.warning(message)

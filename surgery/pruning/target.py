@@ -360,8 +360,12 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
     return scores / scores.mean() if scores.any() else scores
 
 
-def describe_miss(target: Target, share: float) -> str:
-    """Return how far a share missed its target, as `Limits` gives it; "" if it met it."""
+def describe_miss(asked: Target, target: Target, share: float) -> str:
+    """Return how far a share missed its target, as `Limits` gives it; "" if it met it.
+
+    Args:
+        asked: the target as it was given. target: the same with shares in place of numbers.
+    """
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"
@@ -369,6 +373,6 @@ def describe_miss(target: Target, share: float) -> str:
     if len(target.wanted) > 1:
         left = f"{share / target.share:.1%} of what the tightest limit allows are left"
     return (
-        f"{target} is missed by more than {CLOSE:.0%}: {left}, and "
+        f"{asked} is missed by more than {CLOSE:.0%}: {left}, and "
         f"{'the next larger share of all widths' if target.even else more} would be too much"
     )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surgery.copying import clone
 from surgery.errors import first_line
@@ -246,6 +247,7 @@ class _Comparison(Operations):
         wraps = any(key.endswith(ITEM) for step in solution.steps for key in step.scalars)
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
+    @sdpa_kernel(SDPBackend.MATH)  # as in `trace_model`
     def difference(self, example: Any) -> _DivergentStep | None:
         """Return the narrow model's first operation that is not as predicted, or None."""
         last = len(self.solution.steps) - 1

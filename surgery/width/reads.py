@@ -1,12 +1,13 @@
 """Read what an operation makes of a number of an attribute: a size or a factor."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from surgery.width.axes import Axes, Axis
-from surgery.width.provenance import Expression, plain
+from surgery.width.provenance import Expression, Operation, plain
 from surgery.width.steps import Step
 
 A = TypeVar("A")  # an axis: of `surgery.width.axes` while a model is traced, of `surgery.width.solve` afterwards
@@ -42,7 +43,7 @@ def read(
         steps: by number the steps that it took.
         axes_of: the axes of a tensor.
     """
-    value = plain(number)
+    expression, value = number.expression, plain(number)
     used = [
         key
         for key, step in steps.items()
@@ -50,13 +51,15 @@ def read(
     ]
     axes: list[Axis] = []
     if isinstance(value, int):
+        if value < 0:  # it counts from the end
+            expression, value = Operation(operator.mul, expression, -1), -value
         sizes = [size for step in steps.values() for size in step.numbers.values()]
         size_axes = [axis for size in sizes for axis in (size if isinstance(size, list) else [size])]
         placed = list(_find_placed(number, arguments, results, axes_of))
         result_axes = () if placed or used else [axis for tensor in results for axis in axes_of(tensor)]
         axes = [axis for axis in (*placed, *size_axes, *result_axes) if axis.size == value]
     # Attention on the meta device computes with the root of its scale: any step of the call may be the one.
-    return Read(number.expression, axes, () if axes else used or list(steps))
+    return Read(expression if axes else number.expression, axes, () if axes else used or list(steps))
 
 
 def _find_placed(

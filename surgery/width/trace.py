@@ -161,7 +161,9 @@ class Trace:
         """
         if self.output:
             with _Dependencies(self._axes, tensors_in(result)) as computed:
-                tensors = computed.sources(tensors_in(self.output(result)))
+                with explain("`output` fails on what the model returns"):
+                    picked = self.output(result)
+                tensors = computed.sources(tensors_in(picked))
         else:
             tensors = tensors_in(result)
         if not tensors:
@@ -469,6 +471,7 @@ def _describe_rule(func: Any, rule: Rule | None) -> str:
     return f"the rule for {func._schema.name}{where}"
 
 
+@sdpa_kernel(SDPBackend.MATH)  # which fused kernel there is depends on the device and on the sizes
 def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if possible.
 

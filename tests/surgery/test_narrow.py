@@ -984,6 +984,43 @@ def test_narrow__a_number_of_heads_that_no_operation_reads_is_right_too():
     assert (small.num_heads, small.head_dim, small.out.in_features) == (2, 6, 12)
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_narrow__queries_and_values_of_attention_are_two_widths(looks):
+    """Also for a model that looks at numbers, so that it runs on the CPU, whose fused attention wants them alike."""
+
+    def forward(net, x):
+        assert not looks or x.sum().item() < 1e9
+        q, k, v = (layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        return net.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    net = Made(forward, q=nn.Linear(5, 8), k=nn.Linear(5, 8), v=nn.Linear(5, 8), out=nn.Linear(8, 3))
+    for demand in ({"width": {"q": 0.5, "k": 0.5}}, {"width": 0.5, "keep": ["v"]}):
+        small, _ = narrow(net, example=torch.rand(2, 3, 5), **demand)
+        assert [getattr(small, name).out_features for name in "qkv"] == [4, 4, 8]
+
+
+@pytest.mark.parametrize("place", [lambda n: slice(0, n), lambda n: slice(0, -n), lambda n: slice(-n, None)])
+def test_narrow__a_part_of_a_width_counted_from_either_end(place):
+    def build(width):
+        net = Made(lambda net, x: net.b(net.a(x)[:, place(net.part)]) + net.c(net.a(x)), a=nn.Linear(4, width))
+        net.b, net.c, net.part = nn.Linear(width // 2, 2), nn.Linear(width, 2), width // 2
+        return net
+
+    small, plan = narrow(net := randomized(build(8)), 0.5, x := torch.rand(3, 4))
+    assert (small.a.out_features, small.b.in_features, small.part) == (4, 2, 2)
+    expected = build(4)
+    expected.load_state_dict(plan.extract(state(net)))
+    torch.testing.assert_close(small(x), expected(x))
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_narrow__an_output_that_fails_is_named(looks):
+    net = Made(lambda net, x: net.b(net.a(x if not looks or x.sum().item() < 1e9 else -x)), a=nn.Linear(4, 8))
+    net.b = nn.Linear(8, 2)
+    with refused("run: `output`"):
+        narrow(net, 0.5, torch.rand(2, 4), output=lambda result: result.logits)
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_narrow__a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
     def forward(net, x):

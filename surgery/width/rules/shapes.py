@@ -98,7 +98,10 @@ def _slice(view, args, out):
             fix(leading, role("a slice counts its positions, so that it is divided inside of one of its parts"))
         axes[dim] = segment(whole, start, stop) if stop > start else Axis(0)
         counts = start and args["start"] <= whole.size  # one beyond the end is no size
-        return RuleResult(axes, {"start": segment(whole, 0, start)} if counts else {})
+        sizes = {"start": segment(whole, 0, start)} if counts else {}
+        for name, at in (("start", start), ("end", stop)):  # a negative number is the size of what lies behind it
+            sizes |= {f"-{name}": segment(whole, at, whole.size)} if (args.get(name) or 0) < 0 < at else {}
+        return RuleResult(axes, sizes)
     if whole.size % step == 0 and start < step and stop > whole.size - step:
         # every step-th position from `start`: one position of a last digit
         axes[dim], last = regroup([whole], [whole.size // step, step])

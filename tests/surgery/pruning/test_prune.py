@@ -282,8 +282,9 @@ def test_prune__what_cannot_be_is_refused_before_any_training():
     fails("argument: `example`", example=None)
     for steps in (0, True, 2.5, [], [0.5, 0.7], [0.9, 0.6], [1.2, 0.5], "3"):
         fails("argument: steps=", steps=steps)
-    with refused("argument: finetune"):
-        prune(net, finetune=3, **options)
+    for wrong in (3, lambda model: None):
+        with refused("argument: finetune"):
+            prune(net, finetune=wrong, **options)
     with refused("mismatch: 0.weight"):
         prune(net, finetune=lambda model, step: linear(8), **options)
     with refused("argument"):
@@ -295,6 +296,8 @@ def test_prune__a_target_missed_in_the_end_is_told(caplog):
     *_, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.6), steps=2, rounding=rounding)
     assert sizes[-1].macs == 64
     assert "33.3%" in caplog.records[-1].message
+    prune(net, example=torch.zeros(1, 4), target=Target(parameters=160), rounding=rounding)
+    assert "parameters=160" in caplog.records[-1].message
 
 
 def test_prune__a_count_that_reads_as_a_percentage_names_the_share():
