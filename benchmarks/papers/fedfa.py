@@ -29,6 +29,7 @@ def cells() -> Iterator[Cell]:
     yield from _smaller()
     yield from _smaller_attacked()
     yield from _long()
+    yield from _fashion_mnist()
     yield from _cifar10()
     for mode in RIVALS:
         yield _text(mode)
@@ -183,6 +184,19 @@ def _long() -> Iterator[Cell]:
         experiment = _differing(experiment.replace(**_IID) if spread == "iid" else experiment, mode, ("2", "3"))
         setting = f"{_NARROW}, {rounds} rounds"
         yield from _both("digits-long", experiment, mode, spread, setting, amplify=(20, 5))
+
+
+def _fashion_mnist() -> Iterator[Cell]:
+    """Yield cells of Fashion-MNIST with four times the rounds of `_smaller`, without and with a weaker attack."""
+    for spread in ("iid", "noniid"):
+        experiment = SMALL["fashion-mnist"].replace(
+            depth=(2,), rounds=100, eval_every=10, eval_client_models_every=100, seeds=(0, 1)
+        )
+        experiment = experiment.replace(**_IID, unequal=True) if spread == "iid" else experiment
+        experiment = _differing(experiment, "both", ("1", "2"))
+        yield from _both(
+            "fashion-mnist-long", experiment, "both", spread, "narrow Pre-ResNet-18, 100 rounds", amplify=(5,)
+        )
 
 
 def _smaller_attacked() -> Iterator[Cell]:
