@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import find, is_path
+from fl.base.plugins import describe_failure, find, is_path
 from fl.base.settings import choice
 from fl.data.arrays import UNSCORED
 from surgery.transfer import double
@@ -183,6 +183,20 @@ def by_name(name: str, task: str, smoothing: float = 0.0, weights: Sequence[floa
             "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
         )
     return _make(chosen, smoothing, tuple(weights))
+
+
+def check_runs(name: str, loss: Loss, shape: Sequence[int], targets: Tensor) -> None:
+    """Raise FLError if a loss of one's own fails on some samples.
+
+    Args:
+        shape: of a model's outputs for one sample. targets: of the samples.
+    """
+    try:
+        per_sample(loss, torch.zeros(len(targets), *shape, device=targets.device, requires_grad=True), targets)
+    except FLError:
+        raise
+    except Exception as error:  # it is the user's own code
+        raise FLError(f"--loss {name} fails: {describe_failure(error)}", code="run") from None
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import check_takes, collect, find, is_path, load_entry_points
+from fl.base.plugins import check_takes, collect, describe_failure, find, is_path, load_entry_points
 from fl.base.plugins import kind as kind_of
 from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task, counts
@@ -117,7 +117,12 @@ def deal(
     if strange := options.keys() - {*chosen.reads}:
         raise TypeError(f"partition {kind} has no option {min(strange)!r}")
     settings = replace(chosen.options, **options) if options else chosen.options
-    dealt = chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
+    try:
+        dealt = chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
+    except Exception as error:
+        if isinstance(error, FLError) or not is_path(kind):
+            raise
+        raise FLError(f"--partition {kind} fails: {describe_failure(error)}", code="run") from None
     if not isinstance(dealt, Partition):
         raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition", code="run")
     parts = Parts.of(dealt.parts)

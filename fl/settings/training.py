@@ -8,7 +8,7 @@ import tyro
 
 from fl import data
 from fl.base.errors import FLError
-from fl.base.plugins import path_of
+from fl.base.plugins import is_path, path_of
 from fl.base.settings import (
     Above0,
     AtLeast0,
@@ -160,8 +160,15 @@ class LocalSettings(Topic):
         return SGD(self.lr, self.momentum, self.weight_decay, self.nesterov, self.clip)
 
     def make_loss(self, dataset: Dataset) -> Loss:
-        """Make what clients minimise the mean of, for such data."""
-        return losses.by_name(self.loss, dataset.task, self.label_smoothing, self.class_weights, dataset.classes)
+        """Make what clients minimise the mean of, for such data.
+
+        Raises:
+            FLError: as `fl.engine.losses.by_name` does, and if a loss of one's own fails on the first samples.
+        """
+        loss = losses.by_name(self.loss, dataset.task, self.label_smoothing, self.class_weights, dataset.classes)
+        if is_path(self.loss):
+            losses.check_runs(self.loss, loss, dataset.outputs, dataset.y[:2].to(dataset.device))
+        return loss
 
     def schedule(self, rounds: int) -> Schedule:
         """Make the factor of the learning rate in each round."""

@@ -122,6 +122,8 @@ REFUSED = [
     ("landscape RUN --out table.png", "table.csv exists already"),
     ("landscape RUN --out ''", "give a name"),
     ("landscape RUN --out a.xyz", "'xyz'"),
+    ("run --loss broken:loss", "--loss broken:loss fails: AttributeError: "),
+    ("run --partition broken:partition", "--partition broken:partition fails: AttributeError: "),
     ("compare", "at least one"),
     ("compare nowhere --out taken.png", "nowhere does not exist: give a run folder"),
     ("compare taken.png", "is not a folder: give a run folder"),
@@ -162,6 +164,9 @@ def test_refusals__what_a_command_cannot_do_is_one_line(trained, tmp_path, monke
     for name in ("taken.png", "taken.pt", "table.csv"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "half.py").write_text("METHOD = None")
+    (tmp_path / "broken.py").write_text(
+        "loss = lambda outputs, targets: outputs.none\npartition = lambda task: task.none"
+    )
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe")
     os.symlink("taken.png", "link")

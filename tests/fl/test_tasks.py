@@ -380,7 +380,7 @@ def test_tasks__classes_by_name():
         ("classification", {"class_weights": (1, 2)}, "gives 2 weights, and the model has 3 outputs"),
         ("classification", {"loss": "hinge"}, "--loss.*cross_entropy"),
         ("classification", {"loss": "nowhere:f"}, "--loss"),
-        ("classification", {"loss": one_number}, r"returns \[\] for 10 samples: let it return the loss of each"),
+        ("classification", {"loss": one_number}, r"returns \[\] for 2 samples: let it return the loss of each"),
         ("classification", {"loss": wrong}, "wrong is torch.bool, so that nothing can be trained with it"),
         ("classification", {"loss": wrong_share}, "wrong_share"),
         ("classification", {"metrics": [fails]}, "24.*KeyError.*'zzz'"),
