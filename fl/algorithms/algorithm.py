@@ -106,7 +106,14 @@ class Algorithm:
         """Do a round: send, get the clients' update, apply the steps, aggregate.
 
         If no update arrives, the server does not change (except with `always_aggregates`).
+
+        Raises:
+            FLError: for a client that there is not, and messages or updates that are not as the rest of the code reads
+                them.
         """
+        number = len(self.fed.clients)
+        if strange := [client for client in clients if not 0 <= client < number]:
+            raise FLError(f"a round of client {strange[0]}: there are clients 0 to {number - 1}", code="run")
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
         needs_states = self.keeps(server) if self.keeps else CLIENTS in server

@@ -193,6 +193,14 @@ def test_method__an_extension_cannot_be_called_as_a_method(monkeypatch):
         check_names()
 
 
+@pytest.mark.parametrize("client", [-1, 4])
+def test_method__a_round_of_a_client_that_there_is_not_is_refused(client, make_federation):
+    """The client -1 would be the last one, with random numbers of its own."""
+    method = fedavg(make_federation())
+    with fl_refused("run", str(client)):
+        method.round(method.init(), [0, client], Rng(0, 1))
+
+
 def test_method__a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.needs().keys() == {"architectures"}
