@@ -80,7 +80,7 @@ _SHORT = {
 }
 """From a comparison to its short name in tables; the legends define it."""
 _PICTURES = {
-    "fedmr": "FedMR's Table 1 on CIFAR-10: the paper's means and deviations, and each seed of ours",
+    "fedmr": "FedMR's Table 1: the paper's means and deviations, and each seed of ours",
     "femam": "Accuracy of FeMAM and its rivals in each setting, each seed of ours",
     "fedfa": "FedFA's accuracy divided by its rival's: the paper's ranges, and ours",
 }
