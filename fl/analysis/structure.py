@@ -128,9 +128,8 @@ def agreement(structure: Structure) -> list[Agreement]:
 
     Levels that are global or personal do not look for clusters and have no index.
 
-    Clients have the same pathway if they have the same models, or none, on all cluster levels. Pathways are compared
-    with the finest level of the truth, which has most clusters; their `kept` is the share of clients with any cluster
-    model.
+    Clients have the same pathway if on each cluster level they have the same model, or both none; who has no cluster
+    model at all has no pathway. Pathways are compared with the finest level of the truth, which has most clusters.
 
     >>> truth, found = [[0, 0, 1, 1, 2, 2]], [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]]
     >>> for row in agreement(Structure("femam", ["2", "2"], truth, found, trained=2, seed=0, title="")):
@@ -146,13 +145,12 @@ def agreement(structure: Structure) -> list[Agreement]:
         indices = [rand_index(models, truth) if name.isdecimal() else None for truth in structure.truth]
         result.append(Agreement(name, len(set(assigned)), len(assigned) / len(models), indices))
     if pathways := list(zip(*(models for name, models in trained if name.isdecimal()))):
-        numbers = {pathway: number for number, pathway in enumerate(dict.fromkeys(pathways))}
+        assigned = [pathway for pathway in pathways if max(pathway) >= 0]
+        numbers = {pathway: number for number, pathway in enumerate(dict.fromkeys(assigned))}
         finest = max(range(len(structure.truth)), key=lambda level: len(set(structure.truth[level])))
         indices: list[float | None] = [None] * len(structure.truth)
-        members = sum(max(pathway) >= 0 for pathway in pathways)
-        if members > 1:
-            indices[finest] = rand_index([numbers[pathway] for pathway in pathways], structure.truth[finest])
-        result.append(Agreement("pathway", len(numbers), members / len(pathways), indices))
+        indices[finest] = rand_index([numbers.get(pathway, -1) for pathway in pathways], structure.truth[finest])
+        result.append(Agreement("pathway", len(numbers), len(assigned) / len(pathways), indices))
     return result
 
 

@@ -160,7 +160,7 @@ class Defence:
         pairs = list(zip(stacks(trained), stacks(starts)))
         norms = torch.cat([_lengths(after, before, names) for after, before in pairs])
         counted = upload(torch.tensor([k for k, size in enumerate(sizes) if size]), norms.device)
-        limit = self.clip * norms.index_select(0, counted).median()
+        limit = self.clip * norms.index_select(0, counted).quantile(0.5)  # `median` takes the lower one of two
         share = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
         shares = share.split([stack_size(after) for after, _ in pairs])
         return as_before(trained, [_shorten(*pair, fraction, names) for pair, fraction in zip(pairs, shares)])

@@ -17,10 +17,10 @@ from surgery.errors import SurgeryError, about, first_line
 from surgery.files import Checkpoint, check_absent, check_new, open_state, write
 from surgery.forward import call, in_mode, observe
 from surgery.inspect.contents import PROVENANCE, size_text
-from surgery.lazy import LazyState, pieces_of
+from surgery.lazy import LazyState, Pieces, pieces_of, spans
 from surgery.libraries import example_input, make_model
 from surgery.plan import Plan, fingerprint
-from surgery.states import load, owners, shapes_of, state
+from surgery.states import load, owners, shapes_of, state, ties
 from surgery.transformers.folders import config_json, convert, make_inputs, model_of, output_for, why_unreadable
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
@@ -62,8 +62,12 @@ class Model:
             module = (build(self.name, self.folder) if module is None else module).eval()
             try:
                 self.values = state_for(module, self.values, str(self.path), self.name)
-            except SurgeryError:
-                known = None if self.name or self.folder is None else convert(module, self.folder.path)
+            except SurgeryError as error:
+                known = (
+                    None
+                    if error.code == "values" or self.name or self.folder is None
+                    else convert(module, self.folder.path)
+                )
                 if known is None:
                     raise
                 self.values = LazyState({key: pieces_of(known, key) for key in known}, str(self.path))
@@ -256,23 +260,29 @@ def _describe(folder: Checkpoint | None) -> nn.Module:
 def state_for(model: nn.Module, values: LazyState, label: str, called: str | None = None) -> LazyState:
     """Return the values under the names of `surgery.state(model)`.
 
-    Of tied tensors the first name that is there counts.
-
     Args:
         label, called: what errors call the values, and the model.
 
     Raises:
-        SurgeryError: if a tensor of the model is missing or has another shape, or one of the values is unknown.
+        SurgeryError: if a tensor of the model is missing or has another shape, or one of the values is unknown; of code
+            `values` if tensors differ that the model has tied.
     """
-    first_names = {tensor.data_ptr() if tensor.numel() else id(tensor): name for name, tensor in state(model).items()}
-    places = {name: name for name in state(model)}
-    tied = model.state_dict()
-    for name, tensor in tied.items():
-        first = first_names.get(tensor.data_ptr())
-        if name not in places and first and first not in values and name in values:
-            places[first] = name
+    places, tied, kind = {name: name for name in state(model)}, ties(model), called or type(model).__name__
+    there: dict[str, list[str]] = {first: [first] if first in values else [] for first in places}
+    for name, first in tied.items():
+        if name != first and name in values:
+            there[first].append(name)
+    for first, names in there.items():
+        places[first] = names[0] if names else first
+        if other := next((name for name in names[1:] if not _are_equal(*map(values.pieces, (name, names[0])))), ""):
+            raise SurgeryError(
+                f"{label} has other numbers in {other!r} than in {names[0]!r}, and {kind} has one tensor for both, so "
+                "one of them would be lost: untie them (tie_word_embeddings false in a folder's config.json, another "
+                "--model), or leave one out",
+                code="values",
+            )
     entries = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, label)
-    sizes, kind, wrong = shapes_of(model), called or type(model).__name__, ""
+    sizes, wrong = shapes_of(model), ""
     if missing := [name for name in places if name not in entries]:
         wrong = f"no {missing[0]!r}, which {kind} has, and {len(missing) - 1} more such tensors"
     elif extra := [name for name in values if name not in places.values() and name not in tied]:
@@ -283,6 +293,15 @@ def state_for(model: nn.Module, values: LazyState, label: str, called: str | Non
         way_out = "give the --model that it was saved from, with its arguments, such as num_classes=10 for 10 classes"
         raise SurgeryError(f"{label} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
     return entries
+
+
+def _are_equal(a: Pieces, b: Pieces) -> bool:
+    """Return whether two tensors have the same shape, type and bytes."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return all(
+        torch.equal(*(one.read(*span).contiguous().view(torch.uint8) for one in (a, b))) for span in spans(a.size)
+    )
 
 
 def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:

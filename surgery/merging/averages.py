@@ -1,6 +1,6 @@
 """Means of models, weighted by numbers, a score, or measurements of each model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -231,13 +231,15 @@ def _by_measures(
                 f"model {lacking[0]} has no {label} of {name!r}, which others have: compute it", code="mismatch"
             )
 
+    measured = {name: name for name in names} | _find_tied(models, names)
+
     def mean(group: TensorGroup, **numbers: Any) -> Reader:
         if group.places[-1] >= len(measures):
             raise SurgeryError(f"{len(measures)} models have {label}, not model {group.places[-1]}", code="argument")
         shares = group.shares()
-        if group.name not in names or len(shares) == 1:
+        if group.name not in measured or len(shares) == 1:
             return combination(group, shares)
-        return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **numbers)
+        return kernel(group, [pieces_of(measures[k], measured[group.name]) for k in group.places], **numbers)
 
     result = merge_tensors(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
@@ -246,3 +248,24 @@ def _by_measures(
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result
+
+
+def _find_tied(models: Models, names: Collection[str]) -> dict[str, str]:
+    """Return for other names of measured tensors, as a `state_dict` has them, the measured name.
+
+    Both lie in the same memory, in every model that has them.
+    """
+    states = [] if isinstance(models, Mapping) else [model for model in models if isinstance(model, Mapping)]
+    found: dict[str, set[str | None]] = {}
+    for values in states:
+        held = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.numel()}
+        places = {_place_of(value): name for name, value in held.items() if name in names}
+        for name, value in held.items():
+            if name not in names:
+                found.setdefault(name, set()).add(places.get(_place_of(value)))
+    return {name: first for name, every in found.items() if len(every) == 1 and (first := next(iter(every)))}
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor lies in memory."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -87,7 +87,9 @@ def test_structure__agreement_of_levels_and_of_whole_pathways():
     assert coarse_last.rand == pathway.rand[::-1]  # the finest is the one with most clusters, wherever it stands
     untrained = agreement(make(trained=2))
     assert [row.level for row in untrained] == ["global", "5", "pathway"]
-    assert untrained[-1].models == 3  # 3, 0 and none
+    assert untrained[-1].models == 2  # 3 and 0; who has none has no pathway, and does not count
+    assert untrained[-1].kept == 5 / 6
+    assert untrained[-1].rand == [None, untrained[1].rand[1]]
     assert [row.level for row in agreement(make(trained=1))] == ["global"]
     head, names, *lines = describe(make()).splitlines()
     assert head == "femam, seed 3: 5 of 5 levels trained, 6 clients"

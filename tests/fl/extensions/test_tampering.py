@@ -237,6 +237,11 @@ def test_tampering__rows_that_a_client_does_not_count_for_are_in_no_median(make_
         np.testing.assert_allclose(server["global"]["head.weight"][row], np.median(values, 0), rtol=1e-12)
 
 
+def test_tampering__the_median_of_two_lengths_is_their_mean():
+    start, end = {"w": torch.zeros(2, 1)}, {"w": torch.tensor([[1.0], [3.0]])}
+    assert Defence(clip=1.0).clip_updates(end, start, [1, 1], {"w"})["w"].flatten().tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("kinds", [None, KINDS])
 def test_tampering__clipping_by_numpy(make_federation, kinds):
     """Against the median update of those that count, over all parameters together; buffers and short updates stay."""

@@ -179,3 +179,17 @@ def test_orders__what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
         said = refused(capsys, *arguments)
         assert text in said, said
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_narrow__a_file_with_other_numbers_where_the_model_has_one_tensor_is_refused(nets, capsys):
+    import their_orders
+
+    values = {name: tensor.clone() for name, tensor in their_orders.tied().state_dict().items()}
+    given = ("--width", "0.5", "--model", "their_orders:tied", "--input", "5", "--out")
+    save_file(values, "equal.safetensors")
+    run("narrow", "equal.safetensors", *given, "narrow.safetensors")
+    assert "3.weight" not in load_file("narrow.safetensors")
+    save_file(values | {"3.weight": values["3.weight"] + 1}, "unequal.safetensors")
+    message = refused(capsys, "narrow", "unequal.safetensors", *given, "never.safetensors")
+    assert "'3.weight'" in message
+    assert "'1.weight'" in message

@@ -359,6 +359,31 @@ def test_regmean__is_least_squares():
         torch.testing.assert_close(merged[f"{layer}.weight"].flatten(1), expected)
 
 
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_papers__a_tied_tensor_of_a_state_dict_is_merged_like_that_of_the_model(method):
+    """It has two names there, and the measurements one."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x):
+            return self.head(self.embed(x).mean(1))
+
+    nets, x, y = [Tied(), Tied()], torch.randint(7, (9, 3)), torch.randint(7, (9,))
+    if method == "fisher":
+        measured = {"fishers": [merging.fisher_information(net, [(x, y)]) for net in nets]}
+    else:
+        measured = {"grams": [merging.input_grams(net, [x]) for net in nets]}
+    (expected,) = getattr(merging, method)(nets, **measured).values()
+    result = getattr(merging, method)([net.state_dict() for net in nets], **measured)
+    assert [*result] == ["embed.weight", "head.weight"]
+    assert all(torch.equal(tensor, expected) for tensor in result.values())
+    assert not torch.allclose(expected, merging.linear(nets)["embed.weight"])
+
+
 def test_regmean__of_diagonal_products_is_fisher_merging_of_inputs():
     states, known = [{"w": torch.randn(3, 5)} for _ in range(2)], [torch.rand(5) + 0.1 for _ in range(2)]
     found = merging.regmean(states, grams=[{"w": row.diag() + 0.01} for row in known], alpha=0, weights=[1, 2])
