@@ -70,15 +70,16 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
 def find_runs(folders: Sequence[Path], quiet: bool = False) -> list[RecordedRun]:
     """Find the runs in folders, which are run folders or contain some.
 
-    Runs of one command are in its order of methods. Runs that were not evaluated yet are left out with a warning.
+    Runs of one command are in its order of methods. Runs below a folder that were not evaluated yet are left out with
+    a warning.
 
     Args:
-        quiet: whether to leave them out without one.
+        quiet: whether to leave out any that were not, without a warning.
 
-    Raises FLError for a folder without runs, and if none was evaluated yet.
+    Raises FLError for a folder without runs, for a run folder without an evaluated round, and if no run has one.
     """
     runs: dict[Path, RecordedRun] = {}
-    waiting: list[Path] = []
+    waiting: dict[Path, Path] = {}
     for folder, paths in folders_with(FILE, folders).items():
         if not paths:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it", code="folder")
@@ -93,7 +94,9 @@ def find_runs(folders: Sequence[Path], quiet: bool = False) -> list[RecordedRun]
                 check_intact(path, config)
                 input_names = _name_inputs(config, checkpoint.read_header(path)["given"])
             if not select_evaluated(rows):
-                waiting.append(path)
+                if path == folder and not quiet:
+                    raise FLError(f"{path} has no evaluated round yet", code="folder")
+                waiting[path.resolve()] = path
                 continue
             inside.append(RecordedRun(path, config, rows, input_names))
         inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
@@ -104,7 +107,7 @@ def find_runs(folders: Sequence[Path], quiet: bool = False) -> list[RecordedRun]
             code="folder",
         )
     if waiting and not quiet:
-        _log.warning(f"warning: without an evaluated round yet, so left out: {', '.join(map(str, waiting))}")
+        _log.warning(f"warning: without an evaluated round yet, so left out: {', '.join(map(str, waiting.values()))}")
     return list(runs.values())
 
 

@@ -25,15 +25,6 @@ def count_filled(samples: int, size: int) -> int:
     return -(-samples // size) * size
 
 
-def count_per_step(samples: int, size: int, last: str = "filled") -> list[int]:
-    """Count the samples that pass through the model in each batch of a client's epoch.
-
-    >>> count_per_step(25, 10), count_per_step(25, 10, "partial")
-    ([10, 10, 10], [10, 10, 5])
-    """
-    return [min(size, samples - at) if last == "partial" else size for at in range(0, samples, size)]
-
-
 class StepInput(NamedTuple):
     """The input of one step of a client; for several clients, with leading axes.
 
@@ -134,7 +125,7 @@ def make_batches(
         positions = torch.arange(count_filled(n, size))
         epoch_rows = [part[torch.randperm(n, generator=generator)[positions % n]] for _ in range(epochs)]
         if last == "partial":
-            counts = [count for count in count_per_step(n, size, last) for _ in range(repeats)]
+            counts = [min(size, n - at) for at in range(0, n, size) for _ in range(repeats)]
             real.append(tuple(counts * epochs))
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)

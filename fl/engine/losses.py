@@ -191,8 +191,9 @@ def check_runs(name: str, loss: Loss, shape: Sequence[int], targets: Tensor) -> 
     Args:
         shape: of a model's outputs for one sample. targets: of the samples.
     """
+    outputs = torch.randn(len(targets), *shape, generator=torch.Generator().manual_seed(0)).to(targets.device)
     try:
-        per_sample(loss, torch.zeros(len(targets), *shape, device=targets.device, requires_grad=True), targets)
+        per_sample(loss, outputs.requires_grad_(), targets)
     except FLError:
         raise
     except Exception as error:  # it is the user's own code

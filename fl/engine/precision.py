@@ -1,13 +1,11 @@
-"""The numbers, memory layout, order and kernels with which steps are computed."""
+"""The numbers, memory layout and order with which steps are computed."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.base.errors import FLError
 
@@ -75,32 +73,3 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
         for switch, value in zip(switches, before):
             switch.fp32_precision = value
         cudnn.deterministic = order
-
-
-class _PlainAttention:
-    """A context in which attention is plain matrix products.
-
-    Within vmap fused kernels do not see that a backward pass will come.
-
-    torch's switch holds for the process, so that threads which put it back one after another would leave it off: the
-    first to come turns it, and the last to leave puts it back.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._switch = threading.Lock(), 0, sdpa_kernel(SDPBackend.MATH)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._switch = sdpa_kernel(SDPBackend.MATH)
-                self._switch.__enter__()
-            self._inside += 1
-
-    def __exit__(self, *error: Any) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._switch.__exit__(None, None, None)
-
-
-plain_attention = _PlainAttention()

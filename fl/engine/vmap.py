@@ -15,9 +15,9 @@ from fl.base.torch_private import tree_map
 from fl.engine.draws import Draws
 from fl.engine.job import Group, GroupResults, Job
 from fl.engine.objectives import Ascent, Batch
-from fl.engine.precision import plain_attention
 from fl.engine.progress import count
 from surgery import State
+from surgery.attention import plain_attention
 from surgery.transfer import upload
 
 

@@ -10,8 +10,9 @@ from torch.func import functional_call, vmap
 from fl.data import Dataset
 from fl.data.inputs import Inputs, leaves, map_inputs, split_inputs
 from fl.engine import Precision
-from fl.engine.precision import arithmetic, plain_attention
+from fl.engine.precision import arithmetic
 from surgery import Stack, State
+from surgery.attention import plain_attention
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: enough to keep a GPU busy

@@ -11,7 +11,7 @@ from fl.data import Dataset
 from fl.data.inputs import map_inputs
 from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
-from fl.engine.batches import LAST_BATCHES, count_per_step
+from fl.engine.batches import LAST_BATCHES, count_filled
 from fl.engine.losses import Loss
 from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
@@ -78,7 +78,8 @@ class LocalTraining:
 
     def count_steps(self, samples: int, parts: Parts) -> int:
         """Count the steps of a round of a client with so many samples, if nothing stops it."""
-        return len(self._epoch(samples, parts)) * self.epochs
+        size = self.size_of_batches(parts)
+        return count_filled(samples, size) // size * self.repeats * self.epochs
 
     def samples_of_steps(self, steps: int, samples: int, parts: Parts) -> int:
         """Count the samples that pass through the model in the first steps of a client with so many samples.
@@ -87,14 +88,13 @@ class LocalTraining:
         >>> LocalTraining(batch_size=20, last_batch="partial").samples_of_steps(3, 30, Parts.of([arange(30)]))
         50
         """
-        epoch = self._epoch(samples, parts)
-        epochs, rest = divmod(steps, max(len(epoch), 1))
-        return epochs * sum(epoch) + sum(epoch[:rest])
-
-    def _epoch(self, samples: int, parts: Parts) -> list[int]:
-        """Count the samples of each step of an epoch."""
-        counts = count_per_step(samples, self.size_of_batches(parts), self.last_batch)
-        return [count for count in counts for _ in range(self.repeats)]
+        size = self.size_of_batches(parts)
+        if self.last_batch != "partial" or not samples:
+            return steps * size
+        filled = count_filled(samples, size)
+        epochs, rest = divmod(steps, filled // size * self.repeats)
+        short = epochs * self.repeats + max(0, rest - (filled // size - 1) * self.repeats)  # steps on last batches
+        return steps * size - short * (filled - samples)
 
     def check(self, data: Dataset) -> None:
         """Raise FLError if clients cannot train like this on such data or their device."""

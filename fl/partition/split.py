@@ -152,7 +152,10 @@ class Splits(Sequence[Split]):
     @property
     def total(self) -> int:
         """The number of samples that clients have; one of several clients counts once."""
-        return len(torch.cat([parts.samples for parts in (self.train, self.valid, self.test)]).unique())
+        samples = torch.cat([parts.samples for parts in (self.train, self.valid, self.test)])
+        there = torch.zeros(int(samples.max()) + 1 if len(samples) else 0, dtype=torch.bool)
+        there[samples] = True
+        return int(there.sum())
 
     def __len__(self) -> int:
         return len(self.train)

@@ -163,11 +163,11 @@ class LocalSettings(Topic):
         """Make what clients minimise the mean of, for such data.
 
         Raises:
-            FLError: as `fl.engine.losses.by_name` does, and if a loss of one's own fails on the first samples.
+            FLError: as `fl.engine.losses.by_name` does, and if a loss of one's own fails on the first batch.
         """
         loss = losses.by_name(self.loss, dataset.task, self.label_smoothing, self.class_weights, dataset.classes)
         if is_path(self.loss):
-            losses.check_runs(self.loss, loss, dataset.outputs, dataset.y[:2].to(dataset.device))
+            losses.check_runs(self.loss, loss, dataset.outputs, dataset.y[: self.batch_size].to(dataset.device))
         return loss
 
     def schedule(self, rounds: int) -> Schedule:

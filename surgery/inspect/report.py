@@ -9,9 +9,9 @@ from typing import Any, TextIO, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from surgery.attention import plain_attention
 from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import Section, sections
@@ -255,7 +255,7 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
     """
     # Fused attention kernels would not be counted; with gradients enabled torch's own layers do not use them.
     counter = FlopCounterMode(display=False)
-    with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
+    with in_mode(model, training=False), plain_attention, torch.enable_grad(), counter:
         model(example)
     return counter.get_total_flops() // 2
 

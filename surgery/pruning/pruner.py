@@ -135,7 +135,8 @@ def prune(
     if not isinstance(target, Target):
         raise SurgeryError(f"target is a Target of macs, parameters or positions, got {target!r}", code="argument")
     if finetune is not None and (not callable(finetune) or takes(finetune, 2) is False):
-        raise SurgeryError(f"finetune is a function of a model and a step's number, got {finetune!r}", code="argument")
+        got = f"{name_of(finetune)}, which does not take both" if callable(finetune) else repr(finetune)
+        raise SurgeryError(f"finetune is a function of a model and a step's number, got {got}", code="argument")
     if importance is not None and not isinstance(importance, Mapping):
         check_criterion(importance)
     if callable(importance) and takes(importance, 1) is False and takes(importance, 3) is False:

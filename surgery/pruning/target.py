@@ -369,7 +369,9 @@ def describe_miss(asked: Target, target: Target, share: float) -> str:
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"
-    left = f"{share:.1%} of the {target.measure} are left"
+    left, number = f"{share:.1%} of the {target.measure} are left", asked.wanted[target.measure]
+    if number > 1:
+        left = f"{share / target.share * number:,.0f} {target.measure} are left"
     if len(target.wanted) > 1:
         left = f"{share / target.share:.1%} of what the tightest limit allows are left"
     return (

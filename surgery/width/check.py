@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surgery.attention import plain_attention
 from surgery.copying import clone
 from surgery.errors import first_line
 from surgery.forward import call, copy_tensors, in_mode, named_tensors, tensors_in, watching
@@ -247,7 +247,7 @@ class _Comparison(Operations):
         wraps = any(key.endswith(ITEM) for step in solution.steps for key in step.scalars)
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
-    @sdpa_kernel(SDPBackend.MATH)  # as in `trace_model`
+    @plain_attention
     def difference(self, example: Any) -> _DivergentStep | None:
         """Return the narrow model's first operation that is not as predicted, or None."""
         last = len(self.solution.steps) - 1

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from surgery.attention import plain_attention
 from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, explain, first_line
 from surgery.forward import (
@@ -471,7 +471,7 @@ def _describe_rule(func: Any, rule: Rule | None) -> str:
     return f"the rule for {func._schema.name}{where}"
 
 
-@sdpa_kernel(SDPBackend.MATH)  # which fused kernel there is depends on the device and on the sizes
+@plain_attention
 def trace_model(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Observed[Trace]:
     """Trace a forward pass in evaluation mode, on the meta device if possible.
 
@@ -640,5 +640,5 @@ def unfuse() -> Iterator[None]:
 @contextmanager
 def run_one_by_one() -> Iterator[None]:
     """Run attention and recurrent layers as the same operations at all sizes."""
-    with unfuse(), sdpa_kernel(SDPBackend.MATH):
+    with unfuse(), plain_attention:
         yield

@@ -59,8 +59,9 @@ def test_compare__a_run_without_an_evaluated_round_is_left_out_and_named(tmp_pat
     assert [*found(tmp_path)] == ["fedavg"]
     assert str(tmp_path / "b") in caplog.text
     assert str(tmp_path / "a") not in caplog.text
-    with fl_refused("folder"):
-        found(tmp_path / "b")
+    for named in ([tmp_path / "b"], [tmp_path / "a", tmp_path / "b"]):
+        with fl_refused("folder"):
+            found(*named)
 
 
 def test_compare__the_table_has_mean_and_sample_standard_deviation(tmp_path):

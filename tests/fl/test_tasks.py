@@ -42,6 +42,12 @@ def half_squared(outputs, targets):
     return (F.cross_entropy(outputs, targets, reduction="none") ** 2) / 2
 
 
+def hardest(outputs, targets):
+    """A loss that counts the three hardest samples of a batch alone."""
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses * (losses >= losses.topk(3).values[-1])
+
+
 def one_number(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
@@ -380,7 +386,7 @@ def test_tasks__classes_by_name():
         ("classification", {"class_weights": (1, 2)}, "gives 2 weights, and the model has 3 outputs"),
         ("classification", {"loss": "hinge"}, "--loss.*cross_entropy"),
         ("classification", {"loss": "nowhere:f"}, "--loss"),
-        ("classification", {"loss": one_number}, r"returns \[\] for 2 samples: let it return the loss of each"),
+        ("classification", {"loss": one_number}, r"returns \[\] for 10 samples: let it return the loss of each"),
         ("classification", {"loss": wrong}, "wrong is torch.bool, so that nothing can be trained with it"),
         ("classification", {"loss": wrong_share}, "wrong_share"),
         ("classification", {"metrics": [fails]}, "24.*KeyError.*'zzz'"),
@@ -403,6 +409,10 @@ def test_tasks__classes_by_name():
 def test_simulate__refusals(task, more, message, tmp_path):
     with pytest.raises(fl.FLError, match=message):
         fl.simulate(settings(**more), tmp_path / "run", dataset=table(task), model=net)
+
+
+def test_tasks__a_loss_may_need_more_than_two_samples(tmp_path):
+    fl.simulate(settings(loss=hardest), tmp_path / "run", dataset=table("classification"), model=net)
 
 
 def test_tasks__functions_without_a_name_are_refused():

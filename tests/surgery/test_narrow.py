@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import threading
 from functools import partial
 
 import numpy as np
@@ -997,6 +998,27 @@ def test_narrow__queries_and_values_of_attention_are_two_widths(looks):
     for demand in ({"width": {"q": 0.5, "k": 0.5}}, {"width": 0.5, "keep": ["v"]}):
         small, _ = narrow(net, example=torch.rand(2, 3, 5), **demand)
         assert [getattr(small, name).out_features for name in "qkv"] == [4, 4, 8]
+
+
+def test_narrow__two_threads_leave_torch_s_fused_attention_on():
+    """The first to begin ends first, too."""
+    one_runs, both_run, one_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def forward(net, x):
+        (one_runs if net.first else both_run).set()
+        assert (both_run if net.first else one_ended).wait(60)
+        return net.b(net.a(x))
+
+    def work(first):
+        assert first or one_runs.wait(60)
+        narrow(Made(forward, a=nn.Linear(4, 8), b=nn.Linear(8, 2), first=first), 0.5, torch.rand(2, 4))
+        one_ended.set()
+
+    other = threading.Thread(target=work, args=[False])
+    other.start()
+    work(True)
+    other.join()
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize("place", [lambda n: slice(0, n), lambda n: slice(0, -n), lambda n: slice(-n, None)])

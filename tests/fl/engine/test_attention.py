@@ -7,7 +7,7 @@ from torch import nn
 
 import fl
 from fl.engine.draws import Drawing, Draws
-from fl.engine.precision import plain_attention
+from surgery.attention import plain_attention
 
 
 def test_attention__the_last_to_leave_puts_the_switch_back():

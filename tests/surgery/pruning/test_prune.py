@@ -298,6 +298,7 @@ def test_prune__a_target_missed_in_the_end_is_told(caplog):
     assert "33.3%" in caplog.records[-1].message
     prune(net, example=torch.zeros(1, 4), target=Target(parameters=160), rounding=rounding)
     assert "parameters=160" in caplog.records[-1].message
+    assert "148 parameters" in caplog.records[-1].message
 
 
 def test_prune__a_count_that_reads_as_a_percentage_names_the_share():
