@@ -19,7 +19,8 @@ LINE = 0.33  # of a row, for each of its methods and for the gap between rows
 WORDS = {
     "fedmr": "FedMR", "fedavg": "FedAvg", "fedprox": "FedProx", "fedgen": "FedGen", "clusamp": "CluSamp",
     "fedexp": "FedExP", "fedasam": "FedASAM", "fedmut": "FedMut", "lenet": "LeNet", "iid": "IID",
-    "lenet-hsu": "LeNet, split of Hsu et al.", "lenet-coarse": "LeNet, coarse labels", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "femnist": "FEMNIST",
+    "lenet-hsu": "LeNet, split of Hsu et al.", "lenet-coarse": "LeNet, coarse labels",
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "femnist": "FEMNIST",
     "noniid": "non-IID", "dirichlet": "Fashion-MNIST, Dirichlet", "depth": "depths differ", "width": "widths differ",
     "both": "both differ", "clusters": "Fashion-MNIST, clusters", "levels": "Fashion-MNIST, clusters on two levels",
 }  # fmt: skip
