@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 
 import pytest
 from fl_flags import TINY
@@ -161,6 +162,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(("command", "subject"), REFUSED, ids=[command for command, _ in REFUSED])
 def test_refusals__what_a_command_cannot_do_is_one_line(trained, tmp_path, monkeypatch, capsys, command, subject):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules that a command imports
     for name in ("taken.png", "taken.pt", "table.csv"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "half.py").write_text("METHOD = None")
