@@ -255,7 +255,8 @@ def _find_tied(models: Models, names: Collection[str]) -> dict[str, str]:
 
     Both lie in the same memory, in every model that has them.
     """
-    states = [] if isinstance(models, Mapping) else [model for model in models if isinstance(model, Mapping)]
+    several = () if isinstance(models, Mapping) else models
+    states = [model for model in several if isinstance(model, Mapping) and not isinstance(model, LazyState)]
     found: dict[str, set[str | None]] = {}
     for values in states:
         held = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.numel()}

@@ -384,6 +384,17 @@ def test_papers__a_tied_tensor_of_a_state_dict_is_merged_like_that_of_the_model(
     assert not torch.allclose(expected, merging.linear(nets)["embed.weight"])
 
 
+def test_papers__measures_do_not_read_lazy_states_at_once(monkeypatch):
+    """Tensors of files are read one stretch at a time, not when the merge is asked for."""
+    states = models(2)
+    names = [name for name, tensor in states[0].items() if tensor.is_floating_point()]
+    fishers = [{name: torch.ones_like(one[name]) for name in names} for one in states]
+    files = [lazy.LazyState({name: lazy.Pieces.of(tensor) for name, tensor in one.items()}, "") for one in states]
+    monkeypatch.setattr(lazy.LazyState, "__getitem__", lambda self, name: pytest.fail(f"{name} is read"))
+    merged = merging.fisher(files, fishers=fishers)
+    assert isinstance(merged, lazy.LazyState)
+
+
 def test_regmean__of_diagonal_products_is_fisher_merging_of_inputs():
     states, known = [{"w": torch.randn(3, 5)} for _ in range(2)], [torch.rand(5) + 0.1 for _ in range(2)]
     found = merging.regmean(states, grams=[{"w": row.diag() + 0.01} for row in known], alpha=0, weights=[1, 2])
